@@ -1,0 +1,1 @@
+"""Request traces: the columnar record every reader produces, the readers, and small samples."""

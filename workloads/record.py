@@ -1,0 +1,204 @@
+"""What a trace is: one record a request, kept as columns, with the identity of every prompt prefix.
+
+A prompt is a sequence of segments ``(content id, length)``; token *i* of a segment is the pair
+(content id, *i*). A shared system prompt is one segment, a Mooncake hash id is a segment of 512
+tokens, a token id is a segment of length 1. The output of a request is a segment of its own,
+``out:<request id>``, so that a later prompt can repeat it.
+
+Prefix identity needs no hashing of tokens. Two prompts agree up to a token exactly when they agree
+on all segments before it, on the content id of the segment that holds it, and on the offset in that
+segment. `Trace` therefore gives every segment a *node*: an integer shared by all segments with the
+same content behind the same prefix. The pair (node, offset) names a whole prefix, which is what
+vLLM's chained block hash does (``v1/core/kv_cache_utils.py``, ``hash_block_tokens``).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workloads.errors import TraceError
+
+PS_PER_S = 10**12
+"""Ticks a second. Time is an integer number of picoseconds, so that sums are exact."""
+
+MAX_ARRIVAL_S = 9_000_000
+"""Latest arrival in seconds (104 days): int64 picoseconds end at 9.22e6 s."""
+
+MAX_TOKENS = 2**31 - 1
+"""Longest prompt or output, so that (node, offset) fits one 64-bit key."""
+
+ContentId = str | int
+Segment = tuple[ContentId, int]
+IntArray = npt.NDArray[np.int64]
+
+
+class RequestRecord(NamedTuple):
+    """One request as a reader found it. Readers yield these; `build_trace` checks them.
+
+    *line* is where it stood (1-based), for messages. *segments* is None where the trace says
+    nothing about content: then no other prompt shares anything with it.
+    """
+
+    line: int
+    arrival_ps: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    request_id: str | None = None
+    segments: Sequence[Segment] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in arrival order, as columns of equal length.
+
+    Attributes:
+        arrival_ps: int64 [num_requests], picoseconds, never decreasing.
+        num_prompt_tokens: int64 [num_requests].
+        num_output_tokens: int64 [num_requests], what the request would generate if nothing cut it.
+        request_ids: one name a request, unique.
+        segment_offsets: int64 [num_requests + 1]; request *i* owns segments
+            ``[segment_offsets[i], segment_offsets[i + 1])``; none where content is unknown.
+        segment_nodes: int64 [num_segments], prefix node of each prompt segment (module docstring).
+        segment_ends: int64 [num_segments], prompt tokens up to and including the segment.
+        output_nodes: int64 [num_requests], prefix node of the output segment, -1 where content is
+            unknown.
+        name: the file, for messages and the manifest.
+        trace_format: the reader's name.
+        sha256: of the bytes read.
+        notes: what the reader changed or left out, in words for the report.
+    """
+
+    arrival_ps: IntArray
+    num_prompt_tokens: IntArray
+    num_output_tokens: IntArray
+    request_ids: list[str]
+    segment_offsets: IntArray
+    segment_nodes: IntArray
+    segment_ends: IntArray
+    output_nodes: IntArray
+    name: str
+    trace_format: str
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(slots=True)
+class _PrefixNodes:
+    """Numbers every distinct (prefix, content): equal numbers, equal token sequences."""
+
+    _numbers: dict[tuple[int, int, ContentId], int] = field(default_factory=dict)
+
+    def child(self, parent: int, parent_length: int, content: ContentId) -> int:
+        """Answer the node of *content* behind *parent_length* tokens of segment *parent*."""
+        return self._numbers.setdefault((parent, parent_length, content), len(self._numbers) + 1)
+
+    def walk(self, segments: Iterable[Segment]) -> tuple[list[int], list[int]]:
+        """Answer the node and the end (in prompt tokens) of each of *segments*."""
+        nodes, ends, parent, parent_length, end = [], [], 0, 0, 0
+        for content, length in segments:
+            parent = self.child(parent, parent_length, content)
+            parent_length = length
+            end += length
+            nodes.append(parent)
+            ends.append(end)
+        return nodes, ends
+
+
+def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: str) -> None:
+    """Raise `TraceError` unless the engine can run *record*."""
+    at = f"{where}, line {record.line}"
+    if not 0 <= record.arrival_ps <= MAX_ARRIVAL_S * PS_PER_S:
+        raise TraceError(
+            f"{at}: arrival time {record.arrival_ps / PS_PER_S:g} s: "
+            f"expected 0 to {MAX_ARRIVAL_S} seconds"
+        )
+    for what, value in (
+        ("prompt length", record.num_prompt_tokens),
+        ("output length", record.num_output_tokens),
+    ):
+        if not 1 <= value <= MAX_TOKENS:
+            raise TraceError(f"{at}: {what} {value}: expected 1 to {MAX_TOKENS} tokens")
+    for content, length in record.segments or ():
+        if length < 1:
+            raise TraceError(f"{at}: prompt segment {content!r} has length {length}: expected 1 or more")
+    if request_id in seen:
+        raise TraceError(f"{at}: request id {request_id!r} is already used on line {seen[request_id]}")
+
+
+def build_trace(
+    records: Iterable[RequestRecord],
+    *,
+    name: str,
+    trace_format: str,
+    sha256: str = "",
+    notes: Sequence[str] = (),
+) -> Trace:
+    """Check *records*, sort them by arrival (stable) and turn them into columns.
+
+    Requests without an id are named ``r<row>`` by their place in the file.
+
+    Raises:
+        TraceError: on the first record that cannot be run, naming *name* and its line; or if
+            there is no record at all.
+    """
+    seen: dict[str, int] = {}
+    rows: list[tuple[str, RequestRecord]] = []
+    for row, record in enumerate(records):
+        request_id = f"r{row}" if record.request_id is None else record.request_id
+        _check(record, name, seen, request_id)
+        seen[request_id] = record.line
+        rows.append((request_id, record))
+    if not rows:
+        raise TraceError(f"{name}: no requests in it: expected at least one")
+    notes = list(notes)
+    arrivals = [record.arrival_ps for _, record in rows]
+    out_of_order = sum(later < earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    if out_of_order:
+        rows.sort(key=lambda row: row[1].arrival_ps)
+        notes.append(f"sorted by arrival time: {out_of_order} requests came before their predecessor")
+    return _to_columns(rows, name, trace_format, sha256, tuple(notes))
+
+
+def _to_columns(
+    rows: list[tuple[str, RequestRecord]],
+    name: str,
+    trace_format: str,
+    sha256: str,
+    notes: tuple[str, ...],
+) -> Trace:
+    prefix = _PrefixNodes()
+    offsets, nodes, ends, outputs = [0], [], [], []
+    for request_id, record in rows:
+        output_node = -1
+        if record.segments:
+            row_nodes, row_ends = prefix.walk(record.segments)
+            nodes += row_nodes
+            ends += row_ends
+            output_node = prefix.child(row_nodes[-1], record.segments[-1][1], f"out:{request_id}")
+        offsets.append(len(nodes))
+        outputs.append(output_node)
+    records = [record for _, record in rows]
+
+    def column(values: list[int]) -> IntArray:
+        return np.array(values, dtype=np.int64)
+
+    return Trace(
+        arrival_ps=column([record.arrival_ps for record in records]),
+        num_prompt_tokens=column([record.num_prompt_tokens for record in records]),
+        num_output_tokens=column([record.num_output_tokens for record in records]),
+        request_ids=[request_id for request_id, _ in rows],
+        segment_offsets=column(offsets),
+        segment_nodes=column(nodes),
+        segment_ends=column(ends),
+        output_nodes=column(outputs),
+        name=name,
+        trace_format=trace_format,
+        sha256=sha256,
+        notes=notes,
+    )
