@@ -12,7 +12,7 @@ same content behind the same prefix. The pair (node, offset) names a whole prefi
 vLLM's chained block hash does (``v1/core/kv_cache_utils.py``, ``hash_block_tokens``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,11 +60,10 @@ class Trace:
         num_output_tokens: int64 [num_requests], what the request would generate if nothing cut it.
         request_ids: one name a request, unique.
         segment_offsets: int64 [num_requests + 1]; request *i* owns segments
-            ``[segment_offsets[i], segment_offsets[i + 1])``; none where content is unknown.
+            ``[segment_offsets[i], segment_offsets[i + 1])``, at least one.
         segment_nodes: int64 [num_segments], prefix node of each prompt segment (module docstring).
         segment_ends: int64 [num_segments], prompt tokens up to and including the segment.
-        output_nodes: int64 [num_requests], prefix node of the output segment, -1 where content is
-            unknown.
+        output_nodes: int64 [num_requests], prefix node of the output segment.
         name: the file, for messages and the manifest.
         trace_format: the reader's name.
         sha256: of the bytes read.
@@ -92,13 +91,13 @@ class Trace:
 class _PrefixNodes:
     """Numbers every distinct (prefix, content): equal numbers, equal token sequences."""
 
-    _numbers: dict[tuple[int, int, ContentId], int] = field(default_factory=dict)
+    _numbers: dict[tuple[int, int, Hashable], int] = field(default_factory=dict)
 
-    def child(self, parent: int, parent_length: int, content: ContentId) -> int:
+    def child(self, parent: int, parent_length: int, content: Hashable) -> int:
         """Answer the node of *content* behind *parent_length* tokens of segment *parent*."""
         return self._numbers.setdefault((parent, parent_length, content), len(self._numbers) + 1)
 
-    def walk(self, segments: Iterable[Segment]) -> tuple[list[int], list[int]]:
+    def walk(self, segments: Iterable[tuple[Hashable, int]]) -> tuple[list[int], list[int]]:
         """Answer the node and the end (in prompt tokens) of each of *segments*."""
         nodes, ends, parent, parent_length, end = [], [], 0, 0, 0
         for content, length in segments:
@@ -175,14 +174,14 @@ def _to_columns(
     prefix = _PrefixNodes()
     offsets, nodes, ends, outputs = [0], [], [], []
     for request_id, record in rows:
-        output_node = -1
-        if record.segments:
-            row_nodes, row_ends = prefix.walk(record.segments)
-            nodes += row_nodes
-            ends += row_ends
-            output_node = prefix.child(row_nodes[-1], record.segments[-1][1], f"out:{request_id}")
+        # Unknown content: one segment under a name that no other prompt can use.
+        segments: Sequence[tuple[Hashable, int]] = record.segments or [
+            ((request_id,), record.num_prompt_tokens)]
+        row_nodes, row_ends = prefix.walk(segments)
+        nodes += row_nodes
+        ends += row_ends
+        outputs.append(prefix.child(row_nodes[-1], segments[-1][1], f"out:{request_id}"))
         offsets.append(len(nodes))
-        outputs.append(output_node)
     records = [record for _, record in rows]
 
     def column(values: list[int]) -> IntArray:

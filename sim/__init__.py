@@ -1,0 +1,1 @@
+"""kvsim: a discrete-event simulator of KV-cache allocators under a continuous-batching scheduler."""

@@ -1,0 +1,196 @@
+"""The configuration: one frozen model a concern, whose field descriptions are the CLI's help.
+
+Names, meanings and defaults are vLLM 0.33.0's where it has them (``config/cache.py``,
+``config/scheduler.py``, ``engine/arg_utils.py``); what is only ours says so.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class _Concern(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one concern."""
+
+
+class LoadConfig(_Concern):
+    """What arrives."""
+
+    trace: Annotated[
+        str | None, Meta(description="Trace file to replay [default: a small shipped workload].")
+    ] = None
+    trace_format: Annotated[
+        str | None, Meta(description="Format of the trace [default: detected from its content].")
+    ] = None
+    seed: Annotated[
+        int,
+        Meta(ge=0, description="Recorded in the manifest; replaying a trace draws nothing."),
+    ] = 0
+
+
+class ModelConfig(_Concern):
+    """Which model runs on which GPU."""
+
+    model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
+    gpu: Annotated[str, Meta(description="GPU name.")] = "A100-40"
+    max_model_len: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Longest prompt plus output, in tokens [default: the model's; 8192 for the "
+            "shipped workload]."
+        ),
+    ] = None
+
+
+class CacheConfig(_Concern):
+    """How KV memory is sized and allocated."""
+
+    allocator: Annotated[
+        str | None,
+        Meta(
+            description="KV allocator (kvsim only): contiguous (also reserve-max, reserve-pow2, "
+            "reserve-oracle), paged or prefix; `compare` takes a comma-separated list [default: by "
+            "--enable-prefix-caching; compare: all]."
+        ),
+    ] = None
+    reservation: Annotated[
+        Literal["max", "pow2", "oracle"],
+        Meta(
+            description="What the contiguous allocator reserves (kvsim only): max_model_len, the "
+            "prompt and the next power of two of the output, or exactly what will be written."
+        ),
+    ] = "max"
+    placement: Annotated[
+        Literal["first_fit", "buddy"],
+        Meta(description="Where the contiguous allocator puts a reservation (kvsim only)."),
+    ] = "first_fit"
+    block_size: Annotated[PositiveInt, Meta(description="Tokens in a KV block.")] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of GPU memory to use, weights and activations included.",
+        ),
+    ] = 0.92
+    kv_cache_memory_bytes: Annotated[
+        PositiveInt | None,
+        Meta(description="Bytes for the KV cache; overrides --gpu-memory-utilization."),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Number of blocks, the null block included; overrides every other way to "
+            "size the pool."
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool,
+        Meta(description="Share the KV of equal prefixes; picks the allocator if none is named."),
+    ] = True
+
+
+class SchedulerConfig(_Concern):
+    """How steps are put together."""
+
+    max_num_seqs: Annotated[
+        PositiveInt | None,
+        Meta(description="Most running requests [default: 1024 on large GPUs, else 256]."),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        PositiveInt | None,
+        Meta(description="Most tokens a step [default: 8192 on large GPUs, else 2048]."),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, Meta(description="Cut a prompt that does not fit the token budget into chunks.")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        int, Meta(ge=0, description="Longest prompt chunk of one request a step; 0 is no limit.")
+    ] = 0
+    scheduler_reserve_full_isl: Annotated[
+        bool,
+        Meta(description="Admit a request only if all its present tokens fit, not just a chunk."),
+    ] = True
+    watermark: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Share of the pool that admissions leave free while others run.",
+        ),
+    ] = 0.0
+
+
+class TimingConfig(_Concern):
+    """How long a step takes."""
+
+    step_time: Annotated[
+        str,
+        Meta(
+            description="Price of a step (kvsim only): roofline (fitted to the GPU's kernels), "
+            "linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN or constant:SECONDS."
+        ),
+    ] = "roofline"
+
+
+class OutputConfig(_Concern):
+    """What is written, where. Decides nothing of the run."""
+
+    output_dir: Annotated[
+        str | None,
+        Meta(description="Folder for result files [default: none for run, kvsim-results for compare]."),
+    ] = None
+    format: Annotated[
+        Literal["parquet", "csv"], Meta(description="Format of the request and step tables.")
+    ] = "parquet"
+    save_steps: Annotated[
+        bool, Meta(description="Write one row a step with the requests scheduled, not one a run.")
+    ] = False
+    save_block_tables: Annotated[
+        bool, Meta(description="Write the block ids of every scheduled request after each step.")
+    ] = False
+    json: Annotated[bool, Meta(description="Print the summary as JSON, not as text.")] = False
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides a run. Equal configurations and traces give equal results.
+
+    As `sim.settings.resolve` answers it: nothing is left None that the run needs.
+    """
+
+    load: LoadConfig
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    timing: TimingConfig
+
+    @property
+    def label(self) -> str:
+        """The allocator's name in tables and folders."""
+        if self.cache.allocator == "contiguous":
+            buddy = "-buddy" if self.cache.placement == "buddy" else ""
+            return f"reserve-{self.cache.reservation}{buddy}"
+        return str(self.cache.allocator)
+
+    def flat(self) -> dict[str, Any]:
+        """Answer every setting by the name of its flag."""
+        concerns = (self.load, self.model, self.cache, self.scheduler, self.timing)
+        return {
+            name: value
+            for concern in concerns
+            for name, value in msgspec.structs.asdict(concern).items()
+        }
+
+
+CONCERNS: dict[str, type[_Concern]] = {
+    "load": LoadConfig,
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "timing": TimingConfig,
+    "output": OutputConfig,
+}
+"""Every concern by name: the groups of flags in ``--help``."""
