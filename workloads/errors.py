@@ -9,8 +9,11 @@ class TraceError(ValueError):
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Answer what the user may have meant by *word*: the nearest of *choices*, then all of them."""
-    choices = sorted(choices)
-    nearest = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}choices: {', '.join(choices)}"
+    """Answer what the user may have meant by *word*: the nearest of *choices*, then all of them.
+
+    Case does not matter to the comparison; the choices are shown as they are spelt.
+    """
+    spelt = {choice.lower(): choice for choice in sorted(choices)}
+    nearest = difflib.get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
+    hint = f"did you mean {spelt[nearest[0]]!r}? " if nearest else ""
+    return f"{hint}choices: {', '.join(spelt.values())}"

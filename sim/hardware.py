@@ -1,0 +1,68 @@
+"""GPUs by name: memory that a program sees, and the two peaks of the roofline."""
+
+import functools
+from typing import Any
+
+import msgspec
+
+from sim.errors import ConfigError
+from sim.tables import load_table
+from workloads.errors import did_you_mean
+
+GIB = 2**30
+"""Bytes in a GiB, the unit of every memory size shown to the user."""
+
+
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU.
+
+    Attributes:
+        name: as the user writes it, e.g. ``H100``.
+        memory_visible_bytes: memory that a program sees in all (``torch.cuda.mem_get_info``), which
+            is less than the nominal size; vLLM takes its fraction of this.
+        hbm_bandwidth: peak memory bandwidth, bytes/s.
+        bf16_flops: peak dense bf16 rate, FLOP/s.
+        source: where the row was read.
+    """
+
+    name: str
+    memory_visible_bytes: int
+    hbm_bandwidth: float
+    bf16_flops: float
+    source: str
+
+
+def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:
+    """Answer the GPU of one row of ``sim/data/gpus.toml``."""
+    fields = dict(row)
+    visible = round(fields.pop("memory_visible_gib") * GIB)
+    return msgspec.convert({"name": name, "memory_visible_bytes": visible, **fields}, GpuSpec)
+
+
+@functools.cache
+def _gpus() -> dict[str, GpuSpec]:
+    """Answer every GPU of ``sim/data/gpus.toml`` by its name."""
+    return {name: _gpu(name, row) for name, row in load_table("gpus").items()}
+
+
+def gpu_names() -> list[str]:
+    """Answer the names that `get_gpu` knows, in alphabetical order."""
+    return sorted(_gpus())
+
+
+def _squeezed(name: str) -> str:
+    """Answer *name* in lower case without blanks, hyphens and underscores."""
+    return name.lower().translate(str.maketrans("", "", " -_"))
+
+
+def get_gpu(name: str) -> GpuSpec:
+    """Answer the GPU called *name*; case, blanks, hyphens and a final ``GB`` do not matter.
+
+    Raises:
+        ConfigError: no such GPU; the message has the nearest name and all of them.
+    """
+    wanted = _squeezed(name).removesuffix("gb")
+    for known, gpu in _gpus().items():
+        if wanted == _squeezed(known):
+            return gpu
+    raise ConfigError(f"--gpu {name!r} is unknown; {did_you_mean(name, gpu_names())}")

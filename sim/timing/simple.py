@@ -1,0 +1,74 @@
+"""Step times that are assumed: a constant, and a linear function of tokens and context."""
+
+import math
+
+from sim.errors import ConfigError
+from sim.timing.base import StepBatch
+from workloads.record import PS_PER_S
+
+
+def _to_ps(what: str, seconds: float) -> int:
+    """Answer *seconds* in picoseconds; ConfigError, naming *what*, unless it is a usable time."""
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 or more, finite")
+    ps = round(seconds * PS_PER_S)
+    if seconds > 0 and ps == 0:
+        raise ConfigError(f"--step-time: {what} is {seconds} s, below the resolution of 1e-12 s")
+    return ps
+
+
+class ConstantStepTime:
+    """Every step lasts equally long, whatever it computes."""
+
+    def __init__(self, seconds: float) -> None:
+        """Take the time of a step in seconds.
+
+        Raises:
+            ConfigError: *seconds* is negative, zero or not finite.
+        """
+        self.provenance = "assumed"
+        self.description = f"constant, {seconds} s a step"
+        self._step_ps = _to_ps("constant:SECONDS", seconds)
+        if self._step_ps == 0:
+            raise ConfigError(
+                "--step-time constant:0 would freeze the clock, expected more than 0 seconds"
+            )
+
+    def step_time_ps(self, batch: StepBatch) -> int:  # noqa: ARG002  # part of the contract
+        """Answer the constant, in picoseconds."""
+        return self._step_ps
+
+
+class LinearStepTime:
+    """A step lasts base + per_token * tokens + per_context_token * context.
+
+    Tokens are those computed in the step. Context is the sum, over scheduled requests, of the
+    tokens attended by the last one computed: computed before plus computed now. In integers, so
+    that the time of a run of steps has an exact closed form.
+    """
+
+    def __init__(self, base: float, per_token: float, per_context_token: float) -> None:
+        """Take the coefficients in seconds; each is rounded to picoseconds once, here.
+
+        Raises:
+            ConfigError: a coefficient is negative or not finite, or all are zero.
+        """
+        self.provenance = "assumed"
+        self.description = (
+            f"linear, {base} s + {per_token} s a token + {per_context_token} s a context token"
+        )
+        self.base_ps = _to_ps("linear's BASE", base)
+        self.per_token_ps = _to_ps("linear's PER_TOKEN", per_token)
+        self.per_context_token_ps = _to_ps("linear's PER_CONTEXT_TOKEN", per_context_token)
+        if self.base_ps == self.per_token_ps == self.per_context_token_ps == 0:
+            raise ConfigError(
+                "--step-time linear:0,0,0 would freeze the clock, expected a coefficient above 0"
+            )
+
+    def step_time_ps(self, batch: StepBatch) -> int:
+        """Answer the time of *batch*, in picoseconds."""
+        num_tokens, context = batch.num_decodes, batch.decode_context
+        for chunk, attended in batch.prefills:
+            num_tokens += chunk
+            context += attended
+        return self.base_ps + self.per_token_ps * num_tokens + self.per_context_token_ps * context

@@ -1,0 +1,243 @@
+"""Bytes of the KV cache, the size of the pool, and its refusals."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.errors import ConfigError
+from sim.hardware import GIB, get_gpu
+from sim.kv_spec import (
+    KVPool,
+    bytes_per_block,
+    check_max_model_len,
+    dtype_bytes,
+    kv_bytes_per_token,
+    kv_cache_lines,
+    size_kv_pool,
+    weight_bytes,
+)
+from sim.models import get_model
+
+
+def pool_of(model: str | None, gpu: str | None, **settings: Any) -> KVPool:
+    return size_kv_pool(
+        get_model(model) if model else None,
+        get_gpu(gpu) if gpu else None,
+        **{"block_size": 16, "max_model_len": 2048, "max_num_seqs": 1024, **settings},
+    )
+
+
+def test_opt_13b_is_the_paper_s_800_kib_a_token_and_15_7k_slots() -> None:
+    """PagedAttention (arXiv 2309.06180), section 3 and Table 1: 12 GB, meaning GiB, hold 15.7K."""
+    assert kv_bytes_per_token(get_model("opt-13b")) == 819_200
+    pool = pool_of("opt-13b", "A100-40", kv_cache_memory_bytes=12 * GIB, max_num_seqs=256)
+    assert pool.contiguous_slots == 15_728
+    assert pool.num_gpu_blocks == 983  # 12 GiB // (16 * 819,200)
+    assert pool.kv_cache_bytes == 12 * GIB
+
+
+def test_opt_13b_at_the_default_utilization_is_near_the_paper_s_slots() -> None:
+    """15,544 slots against 15.7K (1.2 % fewer), with other software and utilization."""
+    pool = pool_of("opt-13b", "A100-40", max_num_seqs=256)
+    assert pool.contiguous_slots == pytest.approx(15_700, rel=0.02)
+
+
+def test_llama_3_1_8b_in_40_gib() -> None:
+    model = get_model("Llama-3.1-8B")
+    assert kv_bytes_per_token(model) == 131_072
+    assert bytes_per_block(model, 16) == 2 * 2**20
+    pool = pool_of("Llama-3.1-8B", None, kv_cache_memory_bytes=40 * GIB)
+    assert pool.num_gpu_blocks == 20_480
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Llama-2-7b-hf", 524_288),
+        ("Llama-2-13b-hf", 819_200),
+        ("Llama-3.1-70B", 327_680),
+        ("Qwen2.5-7B-Instruct", 57_344),
+        ("Qwen3-8B", 147_456),
+        ("Qwen3-14B", 163_840),
+        ("Qwen3-32B", 262_144),
+    ],
+)
+def test_kv_bytes_per_token(name: str, expected: int) -> None:
+    assert kv_bytes_per_token(get_model(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_gib", "num_blocks", "weights_error", "error"),
+    [
+        # Logged by vLLM 0.19.0 on H100, utilization .95 (llm-d-planner PR #205). Ours: 14.96 GiB
+        # and 29,727 blocks (-0.2 and -0.08 %); 14.18 GiB and 68,465 blocks (-0.5 and -0.05 %).
+        ("Llama-3.1-8B", 14.99, 29_751, 0.003, 0.001),
+        ("Qwen2.5-7B-Instruct", 14.25, 68_500, 0.005, 0.001),
+    ],
+)
+def test_pool_of_h100_agrees_with_logs(
+    name: str, weights_gib: float, num_blocks: int, weights_error: float, error: float
+) -> None:
+    pool = pool_of(name, "H100", gpu_memory_utilization=0.95, max_model_len=8192)
+    assert weight_bytes(get_model(name)) / GIB == pytest.approx(weights_gib, rel=weights_error)
+    assert pool.num_gpu_blocks == pytest.approx(num_blocks, rel=error)
+
+
+def test_pool_of_rtx_4090_misses_the_log_by_5_6_percent() -> None:
+    """LLMServingSim's vLLM 0.19.0 run: 2,588 blocks. Ours are 2,732, 5.6 % more: 0.28 GiB.
+
+    The activation was fitted at max_num_seqs 1024 and this run has 256, where what the sampler's
+    warm-up does not explain weighs more.
+    """
+    pool = pool_of(
+        "Llama-3.1-8B",
+        "RTX-4090",
+        gpu_memory_utilization=0.9,
+        max_model_len=32768,
+        max_num_seqs=256,
+    )
+    assert pool.num_gpu_blocks == pytest.approx(2_588, rel=0.06)
+    assert pool.num_gpu_blocks > 2_588
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_cache_memory_bytes": 40 * GIB}])
+def test_the_breakdown_adds_up_to_the_visible_memory(settings: dict[str, int]) -> None:
+    pool = pool_of("Qwen3-8B", "H100", **settings)
+    assert sum(share.num_bytes for share in pool.breakdown) == get_gpu("H100").memory_visible_bytes
+    assert all(share.num_bytes >= 0 for share in pool.breakdown)
+    provenances = {share.name: share.provenance for share in pool.breakdown}
+    assert provenances["weights"] == "computed"
+    assert provenances["peak activation"] == provenances["non-torch"] == "fitted"
+
+
+def test_number_of_blocks_wins_and_needs_neither_model_nor_gpu() -> None:
+    pool = pool_of(None, None, num_gpu_blocks_override=20, block_size=8, max_model_len=64)
+    assert pool.num_gpu_blocks == 20
+    assert pool.contiguous_slots == 19 * 8  # what the paged allocator can use: no null block
+    assert pool.kv_cache_bytes is None
+    both = pool_of("Qwen3-8B", "H100", num_gpu_blocks_override=20, kv_cache_memory_bytes=40 * GIB)
+    assert both.num_gpu_blocks == 20
+
+
+def test_kv_cache_bytes_win_over_utilization() -> None:
+    pool = pool_of("Qwen3-8B", "H100", kv_cache_memory_bytes=GIB, gpu_memory_utilization=0.5)
+    assert pool.kv_cache_bytes == GIB
+    assert pool.provenance == "1.00 GiB given by --kv-cache-memory-bytes"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "message"),
+    [
+        (None, None, {"block_size": 0}, "--block-size 0: expected at least 1"),
+        (None, None, {"max_model_len": 0}, "--max-model-len 0: expected at least 1"),
+        (None, None, {"max_num_seqs": -1}, "--max-num-seqs -1: expected at least 1"),
+        (
+            "opt-13b",
+            "H100",
+            {"max_model_len": 4096},
+            "--max-model-len 4096 is beyond facebook/opt-13b: expected at most its "
+            "max_position_embeddings 2048",
+        ),
+        (
+            None,
+            None,
+            {"num_gpu_blocks_override": 1},
+            "--num-gpu-blocks-override 1: expected at least 2, because block 0 is the null block",
+        ),
+        (None, "H100", {}, "--model is missing: name one, or give --num-gpu-blocks-override"),
+        ("opt-13b", None, {}, "--gpu is missing: name one, or give --kv-cache-memory-bytes"),
+        (
+            "opt-13b",
+            None,
+            {"kv_cache_memory_bytes": 13_107_200},
+            "--kv-cache-memory-bytes 13107200: expected at least 26214400",
+        ),
+        (
+            "opt-13b",
+            "A100-40",
+            {"kv_cache_memory_bytes": 20 * GIB, "max_num_seqs": 256},
+            "--kv-cache-memory-bytes 21474836480 (20.00 GiB) does not fit: A100-40 has 39.56 GiB "
+            "visible, facebook/opt-13b takes 24.54 GiB of it (weights 23.94 + peak activation 0.34 "
+            "+ non-torch 0.26): 4.98 GiB short",
+        ),
+        *(
+            (
+                "opt-13b",
+                "H100",
+                {"gpu_memory_utilization": utilization},
+                f"--gpu-memory-utilization {utilization}: expected above 0 and at most 1",
+            )
+            for utilization in (0.0, -0.5, 1.01, float("nan"))
+        ),
+        (
+            "Qwen3-32B",
+            "H100",
+            {"gpu_memory_utilization": 0.3},
+            "--gpu-memory-utilization 0.3 of H100 is 23.76 GiB of 79.19 GiB visible, but "
+            "Qwen/Qwen3-32B takes 63.56 GiB (weights 61.02 + peak activation 2.28 + non-torch 0.26)"
+            ": weights do not fit, 37.27 GiB short; "
+            "a request of --max-model-len needs at least 0.81",
+        ),
+        (
+            "Qwen3-32B",
+            "H100",
+            {"gpu_memory_utilization": 0.8},
+            "no KV cache is left; a request of --max-model-len needs at least 0.81",
+        ),
+        (
+            "opt-13b",
+            "RTX-4090",
+            {"max_num_seqs": 256},
+            "weights do not fit, 2.30 GiB short; even 1.0 is 2.59 GiB short for a request of "
+            "--max-model-len: take a larger --gpu",
+        ),
+    ],
+)
+def test_refusals(
+    model: str | None, gpu: str | None, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as refusal:
+        pool_of(model, gpu, **settings)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_smallest_utilization_that_is_advised_would_do() -> None:
+    pool = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.81)
+    assert pool.num_gpu_blocks - 1 >= 2048 // 16
+    below = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.805)
+    assert below.num_gpu_blocks - 1 < 2048 // 16
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    model = msgspec.structs.replace(get_model("opt-13b"), dtype="float8")
+    with pytest.raises(ConfigError, match="dtype 'float8' is not one of float16, bfloat16"):
+        dtype_bytes(model)
+
+
+def test_kv_cache_line_is_vllm_s() -> None:
+    """The logged line of the Llama-3.1-8B run above: 476,016 tokens, 58.11x at 29,751 blocks."""
+    pool = pool_of(None, None, num_gpu_blocks_override=29_751)
+    assert kv_cache_lines(pool, 8192) == (
+        "GPU KV cache size: 476,016 tokens, "
+        "Maximum concurrency for 8,192 tokens per request: 58.11x"
+    )
+    small = pool_of(None, None, num_gpu_blocks_override=20)
+    assert kv_cache_lines(small, 100) == (  # 7 blocks a request: 20 / 7 * 100 tokens
+        "GPU KV cache size: 285 tokens, Maximum concurrency for 100 tokens per request: 2.86x"
+    )
+
+
+def test_start_up_check_of_the_longest_request() -> None:
+    check_max_model_len(112, needed=7, available=7, unit="blocks of 16 tokens", longest=112)
+    message = (
+        "max_model_len 131072 needs 8192 blocks of 16 tokens, the pool has 7000: lower "
+        "--max-model-len to at most 112000 or raise --gpu-memory-utilization"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        check_max_model_len(
+            131_072, needed=8192, available=7000, unit="blocks of 16 tokens", longest=112_000
+        )
+    with pytest.raises(ConfigError, match="max_model_len 9 needs 9 slots, the pool has 8: lower"):
+        check_max_model_len(9, needed=9, available=8, unit="slots", longest=8)
