@@ -10,10 +10,10 @@ from typing import Any
 
 import simpy
 
-from sim.allocators.base import Allocator, HasBlockTables
+from sim.allocators.base import Allocator
 from sim.metrics import Recorder
 from sim.request import Request
-from sim.scheduler import Scheduler
+from sim.scheduler import Scheduler, SchedulerOutput
 from sim.timing.base import StepTimeModel
 from workloads.record import Trace
 
@@ -34,7 +34,8 @@ class Engine:
         step_time: prices each step.
         recorder: told of every step and every request that ends.
         max_model_len: prompt and output together are cut to this many tokens.
-        on_step: called after each step with the allocator, for checks and displays.
+        on_scheduled: called with what each step decided, before it runs.
+        on_step: called after each step.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Engine:
         step_time: StepTimeModel,
         recorder: Recorder,
         max_model_len: int,
-        on_step: Callable[[Allocator], None] | None = None,
+        *,
+        on_scheduled: Callable[[SchedulerOutput], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         self._trace = trace
         self._scheduler = scheduler
@@ -53,6 +56,7 @@ class Engine:
         self._step_time = step_time
         self._recorder = recorder
         self._max_model_len = max_model_len
+        self._on_scheduled = on_scheduled
         self._on_step = on_step
         self._env = simpy.Environment()
         self._all_arrived = False
@@ -120,11 +124,8 @@ class Engine:
             start_ps = int(env.now)
             stats = self._allocator.stats()
             num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
-            if self._recorder.saves_block_tables and isinstance(self._allocator, HasBlockTables):
-                table_of = self._allocator.block_table
-                self._recorder.on_block_tables(
-                    {request.request_id: table_of(request) for request, _ in output.scheduled}
-                )
+            if self._on_scheduled is not None:
+                self._on_scheduled(output)
             if output.scheduled:
                 yield env.timeout(self._step_time.step_time_ps(output.batch))
             # Arrivals due at this very instant join the next step, whoever scheduled first.
@@ -141,7 +142,7 @@ class Engine:
                 stats_after=self._allocator.stats(),
             )
             if self._on_step is not None:
-                self._on_step(self._allocator)
+                self._on_step()
             if not output.scheduled and not output.preempted:
                 if self._all_arrived:
                     raise EngineStuckError(

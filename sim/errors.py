@@ -1,8 +1,18 @@
-"""The error of a setting that cannot be used."""
+"""What can go wrong with what the user asks for; every message is one line.
+
+ConfigError
+ ├─ CapacityError
+ └─ OutputError
+"""
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used.
+    """A setting that cannot be used: which one, the value, what was expected, the nearest choice."""
 
-    The message is one line naming the flag, the value, what was expected and the nearest choice.
-    """
+
+class CapacityError(ConfigError):
+    """Settings that are valid and do not fit the memory there is; the message has both numbers."""
+
+
+class OutputError(ConfigError):
+    """A folder or file that cannot be written."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.errors import ConfigError
+from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
 from sim.models import ModelSpec
 
@@ -233,7 +233,7 @@ def _pool_of_bytes(
         used = sum(share.num_bytes for share in fixed)
         unused = gpu.memory_visible_bytes - used - kv_cache_bytes
         if unused < 0:
-            raise ConfigError(
+            raise CapacityError(
                 f"{flag} ({_gib(kv_cache_bytes)}) does not fit: {gpu.name} has "
                 f"{_gib(gpu.memory_visible_bytes)} visible, {model.name} takes {_gib(used)} of it "
                 f"({_listed(fixed)}): {_gib(-unused)} short"
@@ -270,7 +270,7 @@ def _pool_of_gpu(
     if kv_cache_bytes < bytes_per_block(model, block_size) * (1 + NULL_BLOCKS):
         short = fixed[0].num_bytes - requested
         what = f"weights do not fit, {_gib(short)} short" if short > 0 else "no KV cache is left"
-        raise ConfigError(
+        raise CapacityError(
             f"--gpu-memory-utilization {gpu_memory_utilization} of {gpu.name} is "
             f"{_gib(requested)} of {_gib(visible)} visible, but {model.name} takes {_gib(used)} "
             f"({_listed(fixed)}): {what}; "
@@ -342,10 +342,10 @@ def check_max_model_len(
         longest: tokens of the longest request that *available* holds.
 
     Raises:
-        ConfigError: *needed* is more than *available*.
+        CapacityError: *needed* is more than *available*.
     """
     if needed > available:
-        raise ConfigError(
+        raise CapacityError(
             f"max_model_len {max_model_len} needs {needed} {unit}, the pool has {available}: "
             f"lower --max-model-len to at most {longest} or raise --gpu-memory-utilization"
         )

@@ -131,10 +131,12 @@ class Recorder:
             )
         }
         self.totals = Totals()
+        self.num_done = 0
 
     def on_refused(self, request: Request, reason: str) -> None:
         """Note a request that can never be served."""
         self._refused[request.index] = reason
+        self.num_done += 1
 
     def on_step(
         self,
@@ -309,6 +311,7 @@ class Recorder:
         self.totals.tokens_in_second[second] += len(output.sampled)
 
     def _on_finished(self, request: Request, step: int, end_ps: int) -> None:
+        self.num_done += 1
         columns, index = self._columns, request.index
         for name in ("num_output_tokens", "scheduled_step", "first_token_step"):
             columns[name][index] = getattr(request, name)

@@ -130,7 +130,7 @@ def read_config_file(path: str) -> dict[str, Given]:
         if name not in known:
             raise ConfigError(f"--config {path}: unknown key {key!r}; {did_you_mean(name, known)}")
         if value is not None:
-            given[name] = Given(value, FILE_RANK, f"{path}, key {key!r}")
+            given[name] = Given(value, FILE_RANK, f"{path}: key {key!r}")
     return given
 
 

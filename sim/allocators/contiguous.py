@@ -163,10 +163,13 @@ class ContiguousAllocator:
         self._internal = 0
         self._wanted = max_model_len if reservation == "max" else None
         self._external = self._count_external()
+        largest = max((size for _, size in self._placement.holes()), default=0)
         check_max_model_len(
             max_model_len,
             needed=self._placement.extent(max_model_len),
-            available=max((size for _, size in self._placement.holes()), default=0),
+            available=largest,
+            unit="contiguous slots",
+            longest=largest,
         )
 
     @classmethod

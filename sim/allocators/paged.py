@@ -43,7 +43,8 @@ class PagedAllocator:
             max_model_len,
             needed=-(-max_model_len // self.block_size),
             available=self._num_usable_blocks,
-            block_size=self.block_size,
+            unit=f"blocks of {self.block_size} tokens",
+            longest=self._num_usable_blocks * self.block_size,
         )
 
     @classmethod

@@ -1,0 +1,113 @@
+"""Assemble one run from its configuration: pool, allocator, scheduler, step time, engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+import msgspec
+
+from sim.allocators import ALLOCATORS
+from sim.allocators.base import Allocator, HasBlockTables
+from sim.config import RunConfig
+from sim.engine import Engine
+from sim.errors import ConfigError
+from sim.hardware import get_gpu
+from sim.kv_spec import KVPool, size_kv_pool
+from sim.metrics import Recorder
+from sim.models import get_model
+from sim.scheduler import Scheduler, SchedulerOutput
+from sim.timing import make_step_time
+from sim.timing.base import StepTimeModel
+from workloads.errors import did_you_mean
+from workloads.record import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One finished run: what went in, and what was recorded."""
+
+    config: RunConfig
+    trace: Trace
+    pool: KVPool
+    step_time: StepTimeModel
+    recorder: Recorder
+
+
+class Simulation:
+    """One configuration on one trace, checked and ready: refusals come here, not in mid-run.
+
+    Args:
+        config: as `sim.settings.resolve` answers it.
+        trace: what arrives.
+        save_steps: record every step, not runs of steps.
+        block_tables: receives a JSON line a step with the block ids of every scheduled request.
+
+    Raises:
+        ConfigError: unknown allocator, model, GPU or step time; a pool too small for one request of
+            max_model_len; *block_tables* for an allocator that has none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trace: Trace,
+        *,
+        save_steps: bool = False,
+        block_tables: TextIO | None = None,
+    ) -> None:
+        model, cache, scheduler = config.model, config.cache, config.scheduler
+        if cache.allocator not in ALLOCATORS:
+            raise ConfigError(
+                f"--allocator {cache.allocator!r} is unknown; "
+                f"{did_you_mean(str(cache.allocator), ALLOCATORS)}"
+            )
+        assert model.max_model_len is not None, "resolved"
+        assert scheduler.max_num_seqs is not None, "resolved"
+        model_spec, gpu_spec = get_model(model.model), get_gpu(model.gpu)
+        pool = size_kv_pool(
+            model_spec if cache.num_gpu_blocks_override is None else None,
+            gpu_spec,
+            block_size=cache.block_size,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            num_gpu_blocks_override=cache.num_gpu_blocks_override,
+            max_model_len=model.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
+        self.allocator: Allocator = ALLOCATORS[cache.allocator](
+            cache, pool, model.max_model_len, scheduler.watermark
+        )
+        if block_tables is not None and not isinstance(self.allocator, HasBlockTables):
+            raise ConfigError(
+                f"--save-block-tables: the {config.label} allocator has no blocks; "
+                "expected --allocator paged or prefix"
+            )
+        step_time = make_step_time(config.timing.step_time, model_spec, gpu_spec)
+        recorder = Recorder(
+            trace, cache.block_size, self.allocator.stats().capacity, save_steps=save_steps
+        )
+        self._max_model_len = model.max_model_len
+        self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)
+        self._block_tables = block_tables
+        self.result = RunResult(config, trace, pool, step_time, recorder)
+
+    def run(self, on_step: Callable[[], None] | None = None) -> RunResult:
+        """Replay the whole trace; *on_step* is called after every step."""
+        Engine(
+            self.result.trace,
+            self._scheduler,
+            self.allocator,
+            self.result.step_time,
+            self.result.recorder,
+            self._max_model_len,
+            on_scheduled=self._write_block_tables if self._block_tables else None,
+            on_step=on_step,
+        ).run()
+        return self.result
+
+    def _write_block_tables(self, output: SchedulerOutput) -> None:
+        assert self._block_tables is not None
+        assert isinstance(self.allocator, HasBlockTables)
+        tables = {r.request_id: self.allocator.block_table(r) for r, _ in output.scheduled}
+        line = {"step": self.result.recorder.totals.num_steps, "blocks": tables}
+        self._block_tables.write(msgspec.json.encode(line).decode() + "\n")

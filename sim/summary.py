@@ -1,0 +1,147 @@
+"""One run in numbers: vLLM's ``bench serve`` keys, then what happened to the KV memory.
+
+Definitions are those of vLLM 0.33.0, ``benchmarks/serve.py:655-806`` and ``v1/metrics``; lists are
+left out of the summary as they are there without ``--save-detailed``.
+"""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.metrics import SLOT_STATES
+from sim.simulation import RunResult
+from workloads.record import PS_PER_S
+
+PERCENTILES = (50, 99)
+"""Reported for every latency; 50 is vLLM's ``median_``."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def summarize(result: RunResult) -> dict[str, Any]:
+    """Answer the summary of a run; None where a figure has no value (no request, no look-up).
+
+    Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
+    second of simulated time from the first arrival to the last token.
+    """
+    config, trace, totals = result.config, result.trace, result.recorder.totals
+    requests = result.recorder.request_table().to_pydict()
+    done = np.array([step is not None for step in requests["finish_step"]])
+
+    def column(name: str) -> FloatArray:
+        return np.array(requests[name], dtype=np.float64)[done]
+
+    arrival, first, last = column("arrival_time"), column("first_token_time"), column("finish_time")
+    num_prompt, num_output = column("num_prompt_tokens"), column("num_output_tokens")
+    more = num_output > 1  # vLLM leaves requests of one token out of TPOT
+    tpot = (last - first)[more] / (num_output[more] - 1)
+    duration = totals.duration_ps / PS_PER_S
+    max_model_len = config.model.max_model_len or 0
+    served = trace.num_prompt_tokens < max_model_len
+    clipped = served & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
+    return {
+        "model_id": config.model.model,
+        "gpu": config.model.gpu,
+        "num_prompts": len(trace),
+        "duration": duration,
+        "completed": int(done.sum()),
+        "failed": int((~done).sum()),
+        "total_input_tokens": int(num_prompt.sum()),
+        "total_output_tokens": int(num_output.sum()),
+        "request_throughput": _ratio(int(done.sum()), duration),
+        "output_throughput": _ratio(num_output.sum(), duration),
+        "total_token_throughput": _ratio(num_prompt.sum() + num_output.sum(), duration),
+        "max_output_tokens_per_s": max(totals.tokens_in_second.values(), default=0),
+        "max_concurrent_requests": _peak_per_second(arrival, last),
+        **_latency("ttft", first - arrival),
+        **_latency("tpot", tpot),
+        **_inter_token_latency(totals.inter_token_ps),
+        **_latency("e2el", last - arrival),
+        "num_clipped_requests": int(clipped.sum()),
+        "refused": dict(sorted(Counter(r for r in requests["refused"] if r).items())),
+        **_kv_section(result),
+        "timing": result.step_time.description,
+        "timing_provenance": result.step_time.provenance,
+        "kv_pool_provenance": result.pool.provenance,
+    }
+
+
+def _kv_section(result: RunResult) -> dict[str, Any]:
+    config, totals = result.config, result.recorder.totals
+    capacity = result.recorder.capacity
+    slot_time = capacity * totals.duration_ps
+    held = sum(totals.slot_time[SLOT_STATES.index(s)] for s in ("live", "reserved", "internal"))
+    return {
+        "allocator": config.label,
+        "block_size": config.cache.block_size,
+        "num_gpu_blocks": result.pool.num_gpu_blocks,
+        "kv_cache_slots": capacity,
+        "num_steps": totals.num_steps,
+        "mean_num_requests_running": _ratio(totals.running_time, totals.duration_ps),
+        "max_num_requests_running": totals.max_running,
+        "mean_num_requests_waiting": _ratio(totals.waiting_time, totals.duration_ps),
+        "mean_kv_cache_usage_perc": _ratio(held, slot_time),
+        "max_kv_cache_usage_perc": _ratio(totals.max_held_slots, capacity),
+        **{
+            f"kv_{state}_pct": _ratio(100 * time, slot_time)
+            for state, time in zip(SLOT_STATES, totals.slot_time, strict=True)
+        },
+        "prefix_cache_queries": totals.prefix_cache_queries,
+        "prefix_cache_hits": totals.prefix_cache_hits,
+        "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
+        "preempted_cache_queries": totals.preempted_cache_queries,
+        "preempted_cache_hits": totals.preempted_cache_hits,
+        "num_preemptions": totals.num_preempted,
+        "recomputed_tokens": totals.recomputed_tokens,
+        "allocation_refusals": totals.num_refusals,
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def _latency(name: str, seconds: FloatArray) -> dict[str, float | None]:
+    """Answer mean, median, standard deviation and percentiles in milliseconds."""
+    keys = [f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99")]
+    if not len(seconds):
+        return dict.fromkeys(keys)
+    median, p99 = np.percentile(seconds, PERCENTILES)
+    values = (seconds.mean(), median, seconds.std(), p99)
+    return {key: float(value) * 1e3 for key, value in zip(keys, values, strict=True)}
+
+
+def _inter_token_latency(gaps: Counter[int]) -> dict[str, float | None]:
+    """Answer what `_latency` would of every gap in *gaps* (picoseconds to how often)."""
+    if not gaps:
+        return _latency("itl", np.empty(0))
+    ordered = sorted(gaps.items())
+    seconds = np.array([gap for gap, _ in ordered]) / PS_PER_S
+    counts = np.array([count for _, count in ordered])
+    last_index = np.cumsum(counts) - 1
+
+    def percentile(percent: int) -> float:
+        # Linear between the two neighbouring gaps of the sorted list, as np.percentile.
+        position = percent / 100 * last_index[-1]
+        below, above = seconds[np.searchsorted(last_index, [int(position), -int(-position // 1)])]
+        return float(below + (above - below) * (position - int(position)))
+
+    mean = float(np.average(seconds, weights=counts))
+    std = float(np.sqrt(np.average((seconds - mean) ** 2, weights=counts)))
+    median, p99 = (percentile(percent) for percent in PERCENTILES)
+    keys = [f"{kind}_itl_ms" for kind in ("mean", "median", "std", "p99")]
+    return {key: value * 1e3 for key, value in zip(keys, (mean, median, std, p99), strict=True)}
+
+
+def _peak_per_second(start: FloatArray, end: FloatArray) -> int:
+    """Answer the most requests alive in any one second counted from the first start."""
+    if not len(start):
+        return 0
+    first = (start - start.min()).astype(np.int64)
+    after = (end - start.min()).astype(np.int64) + 1
+    change = np.zeros(int(after.max()) + 1, dtype=np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, after, -1)
+    return int(change.cumsum().max())
