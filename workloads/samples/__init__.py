@@ -1,0 +1,1 @@
+"""Small traces made by `workloads.samples.make_samples`; none is taken from anywhere."""
