@@ -1,11 +1,28 @@
-"""The one error of this package, and the "did you mean" that every refusal of a name uses."""
+"""The one error of this package, and how every refusal quotes what the user wrote."""
 
 import difflib
 from collections.abc import Iterable
 
+MAX_QUOTE = 80
+"""Most characters of user data in one place of a message."""
+
 
 class TraceError(ValueError):
     """A trace that cannot be used; the message is one line naming file, line and field."""
+
+
+def quote(value: object) -> str:
+    """Answer *value* as one printable line of at most `MAX_QUOTE` characters."""
+    text = repr(value[:MAX_QUOTE] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "..."
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Answer "did you mean 'x'? " for the one of *choices* nearest to *word*, or nothing."""
+    # The comparison takes quadratic time: the start of a long word has to do.
+    spelt = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word[:MAX_QUOTE].lower(), spelt, n=1, cutoff=0.5)
+    return f"did you mean {quote(spelt[found[0]])}? " if found else ""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -13,7 +30,5 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
     Case does not matter to the comparison; the choices are shown as they are spelt.
     """
-    spelt = {choice.lower(): choice for choice in sorted(choices)}
-    nearest = difflib.get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
-    hint = f"did you mean {spelt[nearest[0]]!r}? " if nearest else ""
-    return f"{hint}choices: {', '.join(spelt.values())}"
+    choices = sorted(choices)
+    return f"{nearest(word, choices)}choices: {', '.join(choices)}"

@@ -13,13 +13,14 @@ vLLM's chained block hash does (``v1/core/kv_cache_utils.py``, ``hash_block_toke
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from workloads.errors import TraceError
+from workloads.errors import TraceError, quote
 
 PS_PER_S = 10**12
 """Ticks a second. Time is an integer number of picoseconds, so that sums are exact."""
@@ -87,24 +88,26 @@ class Trace:
         return len(self.request_ids)
 
 
-@dataclass(slots=True)
 class _PrefixNodes:
-    """Numbers every distinct (prefix, content): equal numbers, equal token sequences."""
+    """Numbers every distinct (prefix, content): equal numbers, equal token sequences.
 
-    _numbers: dict[tuple[int, int, Hashable], int] = field(default_factory=dict)
+    The key of a node is (node before it, tokens of that node before it, content id).
+    """
 
-    def child(self, parent: int, parent_length: int, content: Hashable) -> int:
-        """Answer the node of *content* behind *parent_length* tokens of segment *parent*."""
-        return self._numbers.setdefault((parent, parent_length, content), len(self._numbers) + 1)
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, Hashable], int] = {}
 
     def walk(self, segments: Iterable[tuple[Hashable, int]]) -> tuple[list[int], list[int]]:
-        """Answer the node and the end (in prompt tokens) of each of *segments*."""
-        nodes, ends, parent, parent_length, end = [], [], 0, 0, 0
+        """Answer the node of each of *segments* and the tokens up to and including it."""
+        numbers = self._numbers
+        nodes: list[int] = []
+        ends: list[int] = []
+        node, length_before, end = 0, 0, 0
         for content, length in segments:
-            parent = self.child(parent, parent_length, content)
-            parent_length = length
+            node = numbers.setdefault((node, length_before, content), len(numbers) + 1)
+            length_before = length
             end += length
-            nodes.append(parent)
+            nodes.append(node)
             ends.append(end)
         return nodes, ends
 
@@ -115,7 +118,7 @@ def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: 
     if not 0 <= record.arrival_ps <= MAX_ARRIVAL_S * PS_PER_S:
         raise TraceError(
             f"{at}: arrival time {record.arrival_ps / PS_PER_S:g} s: "
-            f"expected 0 to {MAX_ARRIVAL_S} seconds"
+            f"expected 0 to {MAX_ARRIVAL_S} seconds from the start of the trace"
         )
     for what, value in (
         ("prompt length", record.num_prompt_tokens),
@@ -123,11 +126,17 @@ def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: 
     ):
         if not 1 <= value <= MAX_TOKENS:
             raise TraceError(f"{at}: {what} {value}: expected 1 to {MAX_TOKENS} tokens")
-    for content, length in record.segments or ():
-        if length < 1:
-            raise TraceError(f"{at}: prompt segment {content!r} has length {length}: expected 1 or more")
+    if record.segments is not None:
+        lengths = [length for _, length in record.segments]
+        if min(lengths, default=0) < 1 or sum(lengths) != record.num_prompt_tokens:
+            raise TraceError(
+                f"{at}: prompt length {record.num_prompt_tokens}: expected it to be the sum of "
+                f"its segments' lengths, each 1 or more: {quote(lengths)}"
+            )
     if request_id in seen:
-        raise TraceError(f"{at}: request id {request_id!r} is already used on line {seen[request_id]}")
+        raise TraceError(
+            f"{at}: request id {quote(request_id)} is already used on line {seen[request_id]}"
+        )
 
 
 def build_trace(
@@ -157,10 +166,12 @@ def build_trace(
         raise TraceError(f"{name}: no requests in it: expected at least one")
     notes = list(notes)
     arrivals = [record.arrival_ps for _, record in rows]
-    out_of_order = sum(later < earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    out_of_order = sum(later < earlier for earlier, later in pairwise(arrivals))
     if out_of_order:
         rows.sort(key=lambda row: row[1].arrival_ps)
-        notes.append(f"sorted by arrival time: {out_of_order} requests came before their predecessor")
+        notes.append(
+            f"sorted by arrival time: {out_of_order} requests came before their predecessor"
+        )
     return _to_columns(rows, name, trace_format, sha256, tuple(notes))
 
 
@@ -171,16 +182,23 @@ def _to_columns(
     sha256: str,
     notes: tuple[str, ...],
 ) -> Trace:
+    """Answer checked *rows* of (request id, record), in their order, as columns."""
     prefix = _PrefixNodes()
-    offsets, nodes, ends, outputs = [0], [], [], []
+    offsets: list[int] = [0]
+    nodes: list[int] = []
+    ends: list[int] = []
+    outputs: list[int] = []
     for request_id, record in rows:
         # Unknown content: one segment under a name that no other prompt can use.
-        segments: Sequence[tuple[Hashable, int]] = record.segments or [
-            ((request_id,), record.num_prompt_tokens)]
-        row_nodes, row_ends = prefix.walk(segments)
+        prompt: Sequence[tuple[Hashable, int]] = record.segments or [
+            ((request_id,), record.num_prompt_tokens)
+        ]
+        row_nodes, row_ends = prefix.walk(
+            [*prompt, (f"out:{request_id}", record.num_output_tokens)]
+        )
+        outputs.append(row_nodes.pop())
         nodes += row_nodes
-        ends += row_ends
-        outputs.append(prefix.child(row_nodes[-1], segments[-1][1], f"out:{request_id}"))
+        ends += row_ends[:-1]
         offsets.append(len(nodes))
     records = [record for _, record in rows]
 

@@ -1,0 +1,56 @@
+"""kvsim's own format: one JSON object a line, the prompt as segments, token ids or a length."""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from workloads.errors import TraceError
+from workloads.readers.jsonlines import Count, decode_line
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Segment
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A line. null counts as not given, which is what table libraries write."""
+
+    arrival_time: Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S)]
+    request_id: Annotated[str, Meta(min_length=1)] | None = None
+    prompt: Annotated[list[tuple[str | int, Count]], Meta(min_length=1)] | None = None
+    prompt_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
+    input_length: Count | None = None
+    output_len: Count | None = None
+    output_length: Count | None = None
+
+
+def _exactly_one(request: _Request, *keys: str) -> None:
+    """Raise `TraceError` unless *request* gives one of *keys* and no other."""
+    given = [key for key in keys if getattr(request, key) is not None]
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are given" if given else f"{keys[0]} is missing"
+        raise TraceError(f"{found}: expected exactly one of {', '.join(keys)}")
+
+
+def read_native(lines: Iterable[tuple[int, str]]) -> Iterator[RequestRecord]:
+    """Yield the requests of native *lines*; arrival times are seconds.
+
+    ``input_length`` gives a prompt of unknown content.
+
+    Raises:
+        TraceError: on an unknown key, or a value that is missing, given twice or out of range.
+    """
+    for number, line in lines:
+        request = decode_line(_Request, line)
+        _exactly_one(request, "prompt", "prompt_token_ids", "input_length")
+        _exactly_one(request, "output_len", "output_length")
+        segments: list[Segment] | None = request.prompt
+        if request.prompt_token_ids is not None:
+            segments = [(token, 1) for token in request.prompt_token_ids]
+        yield RequestRecord(
+            line=number,
+            arrival_ps=round(request.arrival_time * PS_PER_S),
+            num_prompt_tokens=request.input_length or sum(n for _, n in segments or ()),
+            num_output_tokens=request.output_len or request.output_length or 0,
+            request_id=request.request_id,
+            segments=segments,
+        )
