@@ -13,7 +13,7 @@ class TraceError(ValueError):
 
 def quote(value: object) -> str:
     """Answer *value* as one printable line of at most `MAX_QUOTE` characters."""
-    text = repr(value[:MAX_QUOTE] if isinstance(value, str) else value)
+    text = repr(value[:MAX_QUOTE] if isinstance(value, str | list) else value)
     return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "..."
 
 

@@ -35,25 +35,30 @@ def _refuse_value(
     struct: type[msgspec.Struct], line: str, error: msgspec.ValidationError
 ) -> NoReturn:
     """Raise `TraceError` for JSON that is well formed but holds a wrong key or value."""
-    reason, _, path = str(error).partition(" - at `$")
+    reason = str(error)
     keys = struct.__struct_encode_fields__
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         key = unknown[1]
         raise TraceError(f"unknown key {quote(key)}: {did_you_mean(key, keys)}") from error
     if missing := re.fullmatch(r"Object missing required field `(.*)`", reason):
         raise TraceError(f"{missing[1]} is missing: expected keys {', '.join(keys)}") from error
-    reason = reason.replace("`", "").replace("Expected", "expected", 1)
-    field = path.rstrip("`").lstrip(".") or "line"
+    reason, _, path = reason.partition(" - at `$")
+    if not path:
+        raise TraceError(f"line {quote(line)}: expected a JSON object") from error
+    reason = reason.replace("out of range", "out of range: expected a finite one, of fewer digits")
+    reason = reason.replace(" | null", "").replace("`", "").replace("Expected", "expected", 1)
+    field = path.rstrip("`").lstrip(".")
     raise TraceError(f"{field} {_value_at(line, path)}: {reason}") from error
 
 
 def _value_at(line: str, path: str) -> str:
-    """Answer the scalar at *path* (".prompt[0][1]") of *line* for a message, or its kind."""
+    """Answer the value at *path* (".prompt[0][1]") of *line* for a message, or else *line*."""
     try:
         value: Any = msgspec.json.decode(line)
         for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
             value = value[key] if key else value[int(index)]
-    except (msgspec.MsgspecError, RecursionError):
+    # The lookups fail where a key stands twice: the last one counts here, the faulty one there.
+    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError):
         return quote(line)
     return quote(value)
 
@@ -68,8 +73,9 @@ def _refuse_syntax(line: str, error: msgspec.DecodeError) -> NoReturn:
     column = int(position.rstrip(")") or 0)
     before = text[:column].decode(errors="replace")
     keys = re.findall(r'"(\w{1,80})"\s*:', before[-10_000:])
-    field = f"{keys[-1]}: " if keys else ""
+    field = f"{keys[-1]}: " if keys and "trailing" not in what else ""
     found = text[column : column + 80].decode(errors="replace")
+    expected = "a finite number" if found.startswith(("NaN", "Infinity")) else "valid JSON"
     raise TraceError(
-        f"{field}{what} at column {len(before) + 1}, {quote(found)}: expected a JSON object"
+        f"{field}{what} at column {len(before) + 1}, {quote(found)}: expected {expected}"
     ) from error
