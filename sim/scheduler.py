@@ -185,14 +185,21 @@ class Scheduler:
         num_decodes = decode_context = 0
         prefills = []
         sampled = output.sampled
-        for request, num_new_tokens in output.scheduled:
+        num_continuing = len(output.scheduled) - len(output.admitted) - len(output.resumed)
+        for position, (request, num_new_tokens) in enumerate(output.scheduled):
             before = request.num_computed_tokens
             computed = before + num_new_tokens
             request.num_computed_tokens = computed
             samples = computed >= request.num_tokens  # a chunk that stops short samples nothing
             if samples:
                 sampled.append(request)
-            if num_new_tokens == 1 and samples and request.num_output_tokens:
+            # A resumed request may have all but one token cached: that is still its prefill.
+            if (
+                num_new_tokens == 1
+                and samples
+                and request.num_output_tokens
+                and position < num_continuing
+            ):
                 num_decodes += 1
                 decode_context += computed
             else:
