@@ -1,1 +1,1 @@
-"""kvsim: a discrete-event simulator of KV-cache allocators under a continuous-batching scheduler."""
+"""A discrete-event simulator of KV-cache allocators under a continuous-batching scheduler."""

@@ -6,7 +6,7 @@ what cannot be done, 0 otherwise.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +14,6 @@ import click
 import msgspec
 from tqdm import tqdm
 
-from sim.allocators import ALLOCATORS
 from sim.config import OutputConfig
 from sim.errors import CapacityError, ConfigError, OutputError
 from sim.kv_spec import kv_cache_lines
@@ -113,7 +112,9 @@ def _run(given: dict[str, Given]) -> int:
     resolved = resolve(given)
     output = resolved.output
     if output.output_dir is None and (output.save_steps or output.save_block_tables):
-        raise ConfigError("--save-steps and --save-block-tables need a folder: add --output-dir DIR")
+        raise ConfigError(
+            "--save-steps and --save-block-tables need a folder: add --output-dir DIR"
+        )
     trace = _load(resolved)
     folder = make_output_dir(output.output_dir) if output.output_dir else None
     with _block_tables(folder, output) as block_tables:
@@ -173,10 +174,14 @@ def _compare(given: dict[str, Given]) -> int:
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:
         click.echo(provenance(rows[0]))
-        click.echo(kv_cache_lines(simulations[0].result.pool, resolved[0].run.model.max_model_len or 0))
+        click.echo(
+            kv_cache_lines(simulations[0].result.pool, resolved[0].run.model.max_model_len or 0)
+        )
         click.echo(comparison_report(rows))
-    _say(f"wrote {folder}: compare.json, {', '.join(path.name for path in figures)}, "
-         f"{', '.join(path.name + '/' for path in run_folders)}")
+    _say(
+        f"wrote {folder}: compare.json, {', '.join(path.name for path in figures)}, "
+        f"{', '.join(path.name + '/' for path in run_folders)}"
+    )
     for line in skipped:
         _say(line)
     return 1 if skipped else 0

@@ -16,7 +16,7 @@ class _Concern(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one concern."""
 
 
-class LoadConfig(_Concern):
+class LoadConfig(_Concern, frozen=True):
     """What arrives."""
 
     trace: Annotated[
@@ -31,7 +31,7 @@ class LoadConfig(_Concern):
     ] = 0
 
 
-class ModelConfig(_Concern):
+class ModelConfig(_Concern, frozen=True):
     """Which model runs on which GPU."""
 
     model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
@@ -45,7 +45,7 @@ class ModelConfig(_Concern):
     ] = None
 
 
-class CacheConfig(_Concern):
+class CacheConfig(_Concern, frozen=True):
     """How KV memory is sized and allocated."""
 
     allocator: Annotated[
@@ -93,7 +93,7 @@ class CacheConfig(_Concern):
     ] = True
 
 
-class SchedulerConfig(_Concern):
+class SchedulerConfig(_Concern, frozen=True):
     """How steps are put together."""
 
     max_num_seqs: Annotated[
@@ -124,7 +124,7 @@ class SchedulerConfig(_Concern):
     ] = 0.0
 
 
-class TimingConfig(_Concern):
+class TimingConfig(_Concern, frozen=True):
     """How long a step takes."""
 
     step_time: Annotated[
@@ -136,12 +136,15 @@ class TimingConfig(_Concern):
     ] = "roofline"
 
 
-class OutputConfig(_Concern):
+class OutputConfig(_Concern, frozen=True):
     """What is written, where. Decides nothing of the run."""
 
     output_dir: Annotated[
         str | None,
-        Meta(description="Folder for result files [default: none for run, kvsim-results for compare]."),
+        Meta(
+            description="Folder for result files "
+            "[default: none for run, kvsim-results for compare]."
+        ),
     ] = None
     format: Annotated[
         Literal["parquet", "csv"], Meta(description="Format of the request and step tables.")

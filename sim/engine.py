@@ -21,11 +21,11 @@ _Process = Generator[simpy.Event, Any, None]
 
 
 class EngineStuckError(RuntimeError):
-    """Requests wait, none runs, and none of them can be admitted: an allocator breaks its contract."""
+    """Requests wait, none runs, none can be admitted: an allocator breaks its contract."""
 
 
 class Engine:
-    """One GPU (or one tensor-parallel group) serving a trace from the first arrival to the last token.
+    """One GPU (or tensor-parallel group) that serves a trace from first arrival to last token.
 
     Args:
         trace: what arrives.
@@ -40,13 +40,13 @@ class Engine:
 
     def __init__(
         self,
+        *,
         trace: Trace,
         scheduler: Scheduler,
         allocator: Allocator,
         step_time: StepTimeModel,
         recorder: Recorder,
         max_model_len: int,
-        *,
         on_scheduled: Callable[[SchedulerOutput], None] | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> None:

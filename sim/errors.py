@@ -7,7 +7,7 @@ ConfigError
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used: which one, the value, what was expected, the nearest choice."""
+    """A setting that cannot be used: which, its value, what was expected, the nearest choice."""
 
 
 class CapacityError(ConfigError):

@@ -207,8 +207,10 @@ class Recorder:
         for name, values in columns.items():
             missing = values == UNSET
             if name.endswith("_ps"):
-                name, values = f"{name.removesuffix('_ps')}_time", values / PS_PER_S
-            table[name] = pa.array(values, mask=missing)
+                seconds = pa.array(values / PS_PER_S, mask=missing)
+                table[f"{name.removesuffix('_ps')}_time"] = seconds
+            else:
+                table[name] = pa.array(values, mask=missing)
         return pa.table(table)
 
     def step_table(self) -> pa.Table:

@@ -26,7 +26,13 @@ COLORS = {
 }
 """Okabe and Ito's palette, told apart by colour-blind readers; the same in every figure."""
 
-_LINES = {"reserve-max": "-", "reserve-pow2": "--", "reserve-oracle": ":", "paged": "-", "prefix": "--"}
+_LINES = {
+    "reserve-max": "-",
+    "reserve-pow2": "--",
+    "reserve-oracle": ":",
+    "paged": "-",
+    "prefix": "--",
+}
 _SLOT_COLORS = {
     "live": "#0072B2",
     "reserved": "#9AD1F5",
@@ -35,7 +41,7 @@ _SLOT_COLORS = {
     "cached": "#009E73",
     "free": "#EEEEEE",
 }
-_STYLE = {
+_STYLE: Any = {
     "svg.hashsalt": "kvsim",  # ids in the file follow from its content: equal runs, equal bytes
     "font.size": 10,
     "axes.spines.top": False,
@@ -96,10 +102,21 @@ def running_requests(runs: Sequence[RunFiles]) -> Figure:
     axes.set_ylabel("running requests")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    first = runs[0].summary
-    axes.set_title(f"Requests served at once: {first['model_id']} on {first['gpu']}", loc="left")
+    axes.set_title(_running_message(runs), loc="left", fontsize=11)
     figure.legend(loc="outside lower center", ncols=min(len(runs), 3), frameon=False)
     return figure
+
+
+def _running_message(runs: Sequence[RunFiles]) -> str:
+    """Answer what the curves say: who serves most at once, and how many times the baseline."""
+    first = runs[0].summary
+    where = f"{first['model_id']} on {first['gpu']}"
+    means = {run.label: run.summary["mean_num_requests_running"] or 0.0 for run in runs}
+    base = "reserve-max" if "reserve-max" in means else runs[0].label
+    best = max(means, key=lambda label: means[label])
+    if best == base or not means[base]:
+        return f"Requests served at once: {where}"
+    return f"{best} serves {means[best] / means[base]:.1f}x as many at once as {base}: {where}"
 
 
 def slot_split(runs: Sequence[RunFiles]) -> Figure:
@@ -107,29 +124,31 @@ def slot_split(runs: Sequence[RunFiles]) -> Figure:
     rows = -(-len(runs) // 2) if len(runs) > 1 else 1
     columns = 2 if len(runs) > 1 else 1
     figure = Figure(figsize=(4.4 * columns, 2.2 * rows + 0.7), layout="constrained")
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     shown_states = [s for s in SLOT_STATES if any(r.steps[f"kv_{s}_slots"].any() for r in runs)]
+    edges = _edges(max(run.end for run in runs))
+    middle = (edges[:-1] + edges[1:]) / 2
     for run, axes in zip(runs, panels, strict=False):
-        edges = _edges(run.end)
+        shown = middle <= run.end
         capacity = run.summary["kv_cache_slots"]
         shares = [
-            100 * run.mean_over_time(f"kv_{state}_slots", edges) / capacity
+            100 * run.mean_over_time(f"kv_{state}_slots", edges)[shown] / capacity
             for state in shown_states
         ]
         colors = [_SLOT_COLORS[state] for state in shown_states]
-        axes.stackplot((edges[:-1] + edges[1:]) / 2, shares, colors=colors, labels=shown_states)
+        axes.stackplot(middle[shown], shares, colors=colors, labels=shown_states)
         live = run.summary["kv_live_pct"]
         axes.set_title(f"{run.label}: {live:.0f} % live on average", loc="left", fontsize=10)
         axes.set_xlim(0, edges[-1])
         axes.set_ylim(0, 100)
-        axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("KV slots (%)")
     for axes in panels[len(runs) :]:
         axes.set_axis_off()
+    for axes in panels[max(0, len(runs) - columns) : len(runs)]:
+        axes.set_xlabel("simulated time (s)")
+        axes.tick_params(labelbottom=True)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False
-    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 
@@ -138,7 +157,7 @@ FIGURES = {"running": running_requests, "slots": slot_split}
 
 
 def write_figures(folder: Path, run_folders: Sequence[Path]) -> list[Path]:
-    """Draw every figure of the runs in *run_folders* as PNG and SVG into *folder*; answer the files."""
+    """Draw every figure of the runs in *run_folders* into *folder*; answer the files."""
     runs = [RunFiles(run_folder) for run_folder in run_folders]
     files = []
     with mpl.rc_context(_STYLE):

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
+import tabulate
 
 _WIDTH = 50
+tabulate.MIN_PADDING = 0  # its default of two columns a header would not fit 100 columns
 _LATENCIES = (
     ("Time to First Token", "TTFT", "ttft"),
     ("Time per Output Token (excl. 1st token)", "TPOT", "tpot"),
@@ -116,7 +117,7 @@ _SPEED = (
     _Column("TTFT ms\np99", "p99_ttft_ms", ".0f", min),
     _Column("TPOT ms\np50", "median_tpot_ms", ".1f", min),
     _Column("TPOT ms\np99", "p99_tpot_ms", ".1f", min),
-    _Column("preemp-\ntions", "num_preemptions", ".0f", min),
+    _Column("preemp-\ntions", "num_preemptions", ".0f"),
     _Column("prefix\nhit %", "prefix_cache_hit_pct", ".1f", max),
 )
 
@@ -142,12 +143,13 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def comparison_report(rows: Sequence[Summary]) -> str:
-    """Answer the tables of a comparison, one row an allocator, the best of a column marked ``*``."""
+    """Answer the tables of a comparison: a row an allocator, the best of a column marked."""
     first = rows[0]
     requests = f"{first['num_prompts']:,} requests, {first['model_id']} on {first['gpu']}, "
     return "\n\n".join(
         [
-            requests + f"block size {first['block_size']}; * best; factors against {first['baseline']}",
+            requests
+            + f"block size {first['block_size']}; * best; factors against {first['baseline']}",
             "Concurrency, and where the KV slots are (time-weighted % of the pool)",
             _table(rows, _MEMORY),
             "Throughput and latency",
@@ -170,7 +172,7 @@ def _table(rows: Sequence[Summary], columns: Sequence[_Column]) -> str:
         )
     headers = ["allocator", *(f"{column.header}" for column in columns)]
     align = ("left", *("right" for _ in columns))
-    return tabulate(
+    return tabulate.tabulate(
         list(zip(*cells, strict=True)),
         headers,
         tablefmt="simple",

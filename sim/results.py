@@ -1,11 +1,10 @@
-"""Result files: written whole or not at all, the same bytes for the same configuration and trace."""
+"""Result files: written whole or not at all; equal configuration and trace give equal bytes."""
 
-import hashlib
 import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path

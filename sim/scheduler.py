@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sim.allocators.base import Allocator
 from sim.config import SchedulerConfig
 from sim.request import Request, RequestStatus
-from sim.timing.base import StepBatch
+from sim.timing.base import NO_WORK, StepBatch
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class SchedulerOutput:
     """
 
     scheduled: list[tuple[Request, int]] = field(default_factory=list)
-    batch: StepBatch = StepBatch(0, 0, (), 0)
+    batch: StepBatch = NO_WORK
     sampled: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
@@ -57,7 +57,11 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, max_model_len: int, allocator: Allocator) -> None:
+        assert config.max_num_seqs is not None, "resolved"
+        assert config.max_num_batched_tokens is not None, "resolved"
         self._config = config
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_model_len = max_model_len
         self._allocator = allocator
         self.running: list[Request] = []
@@ -81,14 +85,14 @@ class Scheduler:
         # A cap on one request's chunk lets others in; vLLM drops it while only one is alive.
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else self._config.long_prefill_token_threshold
-        budget = self._schedule_running(output, self._config.max_num_batched_tokens, threshold)
+        budget = self._schedule_running(output, self._max_num_batched_tokens, threshold)
         if not output.preempted:
             self._schedule_waiting(output, budget, threshold)
         self._count_as_computed(output)
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
-        """Take the sampled tokens of a step that has run; free and answer who finished, in order."""
+        """Take in the tokens a step has sampled; free and answer who finished, in order."""
         finished = []
         for request in output.sampled:
             request.num_output_tokens += 1
@@ -111,8 +115,7 @@ class Scheduler:
             num_new_tokens = request.num_tokens - request.num_computed_tokens
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
-            if num_new_tokens > budget:
-                num_new_tokens = budget
+            num_new_tokens = min(num_new_tokens, budget)
             while allocate_slots(request, num_new_tokens) is None:
                 output.num_refusals += 1
                 victim = running.pop()
@@ -127,7 +130,7 @@ class Scheduler:
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
         """Admit from the head of the queue until one does not fit; nobody passes it."""
         config = self._config
-        while self.waiting and budget > 0 and len(self.running) < config.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             request = self.waiting[0]
             num_hit_tokens = self._allocator.find_longest_cache_hit(request)
             num_new_tokens = request.num_tokens - num_hit_tokens

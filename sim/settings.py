@@ -10,6 +10,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -149,7 +150,9 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     _note_overridden(given, notes)
 
     def concern(name: str) -> dict[str, Any]:
-        return {s.name: values[s.name] for s in settings() if s.concern == name and s.name in values}
+        return {
+            s.name: values[s.name] for s in settings() if s.concern == name and s.name in values
+        }
 
     model = ModelConfig(**concern("model"))
     scheduler = SchedulerConfig(**concern("scheduler"))
@@ -171,16 +174,18 @@ def _convert(setting: Setting, given: Given) -> Any:
     """Answer the value in the setting's own type, checked against its bounds."""
     value, kind = given.value, setting.type
     if setting.choices and value not in setting.choices:
-        raise ConfigError(f"{given.where}: unknown value {value!r}; "
-                          f"{did_you_mean(str(value), setting.choices)}")
+        raise ConfigError(
+            f"{given.where}: unknown value {value!r}; {did_you_mean(str(value), setting.choices)}"
+        )
     if given.rank == FLAG_RANK and kind in (int, float) and isinstance(value, str):
         value = _number(kind, value, given.where)
     try:
         value = msgspec.convert(value, setting.annotation)
     except msgspec.ValidationError as error:
         expected = str(error).replace("`", "").partition(" - at ")[0]
-        raise ConfigError(f"{given.where}: {expected[:1].lower()}{expected[1:]}, "
-                          f"got {_shown(given.value)}") from None
+        raise ConfigError(
+            f"{given.where}: {expected[:1].lower()}{expected[1:]}, got {_shown(given.value)}"
+        ) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{given.where}: expected a finite number, got {_shown(given.value)}")
     return value
@@ -188,22 +193,26 @@ def _convert(setting: Setting, given: Given) -> Any:
 
 def _number(kind: type, text: str, where: str) -> int | float:
     """Answer the number in *text*; an int may have a suffix of `_MULTIPLES`."""
-    try:
-        if kind is float:
-            return float(text)
-        match = re.fullmatch(r"([+-]?[0-9_]+(?:\\.[0-9]+)?)\\s*([A-Za-z]*)", text.strip())
-        if match is None or match[2] not in _MULTIPLES:
-            raise ValueError
-        multiple = _MULTIPLES[match[2]]
-        if "." not in match[1]:
-            return int(match[1]) * multiple
-        number = float(match[1]) * multiple
-        if multiple == 1 or number != int(number):
-            raise ValueError
-        return int(number)
-    except ValueError:
+    number = _float(text) if kind is float else _whole(text.strip())
+    if number is None:
         what = "a number" if kind is float else "a whole number (1k is 1000, 1K is 1024)"
-        raise ConfigError(f"{where}: expected {what}, got {_shown(text)}") from None
+        raise ConfigError(f"{where}: expected {what}, got {_shown(text)}")
+    return number
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _whole(text: str) -> int | None:
+    match = re.fullmatch(r"([+-]?[0-9][0-9_]{0,30})(\.[0-9]{1,15})? ?([A-Za-z]*)", text)
+    if match is None or match[3] not in _MULTIPLES or (match[2] and not match[3]):
+        return None
+    number = Fraction(match[1].replace("_", "") + (match[2] or "")) * _MULTIPLES[match[3]]
+    return int(number) if number.denominator == 1 else None
 
 
 def _shown(value: object) -> str:

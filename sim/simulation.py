@@ -94,12 +94,12 @@ class Simulation:
     def run(self, on_step: Callable[[], None] | None = None) -> RunResult:
         """Replay the whole trace; *on_step* is called after every step."""
         Engine(
-            self.result.trace,
-            self._scheduler,
-            self.allocator,
-            self.result.step_time,
-            self.result.recorder,
-            self._max_model_len,
+            trace=self.result.trace,
+            scheduler=self._scheduler,
+            allocator=self.allocator,
+            step_time=self.result.step_time,
+            recorder=self.result.recorder,
+            max_model_len=self._max_model_len,
             on_scheduled=self._write_block_tables if self._block_tables else None,
             on_step=on_step,
         ).run()

@@ -31,7 +31,8 @@ def summarize(result: RunResult) -> dict[str, Any]:
     done = np.array([step is not None for step in requests["finish_step"]])
 
     def column(name: str) -> FloatArray:
-        return np.array(requests[name], dtype=np.float64)[done]
+        values: FloatArray = np.array(requests[name], dtype=np.float64)[done]
+        return values
 
     arrival, first, last = column("arrival_time"), column("first_token_time"), column("finish_time")
     num_prompt, num_output = column("num_prompt_tokens"), column("num_output_tokens")

@@ -14,4 +14,4 @@ ALLOCATORS: dict[str, Callable[[CacheConfig, KVPool, int, float], Allocator]] = 
     "paged": PagedAllocator.from_config,
     "prefix": PrefixCachingAllocator.from_config,
 }
-"""Name, as ``--allocator`` takes it, to (cache settings, pool, max_model_len, watermark) → allocator."""
+"""``--allocator`` by name: what makes it of cache settings, pool, max_model_len and watermark."""

@@ -35,8 +35,10 @@ class PrefixCachingAllocator(PagedAllocator):
         self._keys: dict[Request, list[int]] = {}
 
     def find_longest_cache_hit(self, request: Request) -> int:
-        """Answer the leading tokens in cached full blocks (see `Allocator`); the last token of a
-        request is always computed, so at most ``(num_tokens - 1) // block_size`` blocks."""
+        """Answer the leading tokens in cached full blocks (see `Allocator`).
+
+        The last token is always computed, so at most ``(num_tokens - 1) // block_size`` blocks.
+        """
         num_blocks = (request.num_tokens - 1) // self.block_size
         keys = self._prefix_keys(request, num_blocks)
         block_of = self._block_of
@@ -50,7 +52,9 @@ class PrefixCachingAllocator(PagedAllocator):
         super().check_integrity()
         for request, table in self._tables.items():
             num_full = request.num_computed_tokens // self.block_size
-            require_equal(f"hashed blocks of {request.request_id}", self._num_hashed[request], num_full)
+            require_equal(
+                f"hashed blocks of {request.request_id}", self._num_hashed[request], num_full
+            )
             for position, block in enumerate(table[:num_full]):
                 key = request.prefix_key((position + 1) * self.block_size)
                 require_equal(f"key of block {block}", self._key_of[block], key)
@@ -96,8 +100,10 @@ class PrefixCachingAllocator(PagedAllocator):
         return blocks
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
-        """Enter the blocks that this step fills, before it runs: later requests of the same step
-        can hit them already."""
+        """Enter the blocks that this step fills.
+
+        Before it runs: later requests of the same step can hit them already.
+        """
         num_full = num_tokens // self.block_size
         num_hashed = self._num_hashed[request]
         if num_hashed == num_full:

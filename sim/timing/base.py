@@ -26,6 +26,10 @@ class StepBatch(NamedTuple):
         return self.num_decodes + sum(chunk for chunk, _ in self.prefills)
 
 
+NO_WORK = StepBatch(0, 0, (), 0)
+"""A step that schedules nothing; it takes no time and is never priced."""
+
+
 class StepTimeModel(Protocol):
     """Prices engine steps. Holds no state: equal batches take equal time."""
 

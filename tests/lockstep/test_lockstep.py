@@ -35,7 +35,8 @@ def _block_tables(path: Path) -> list[object]:
 
 
 def _assert_equal(expected: list[dict[str, str]], got: list[dict[str, str]], what: str) -> None:
-    for number, (want, have) in enumerate(zip_longest(expected, got, fillvalue={})):
+    nothing: dict[str, str] = {}
+    for number, (want, have) in enumerate(zip_longest(expected, got, fillvalue=nothing)):
         for name, value in want.items():
             at = f"{what} row {number}, {name}"
             assert name in have, at
