@@ -70,11 +70,11 @@ def test_an_output_is_the_same_only_behind_its_own_prompt() -> None:
     assert trace.segment_nodes[2] != trace.output_nodes[0]
 
 
-def test_unknown_content_has_no_nodes() -> None:
-    trace = _build(_record(), _record([("q", 3)]), _record())
-    assert trace.segment_offsets.tolist() == [0, 0, 1, 1]
-    assert trace.output_nodes[0] == trace.output_nodes[2] == -1
-    assert trace.output_nodes[1] > 0
+def test_unknown_content_is_one_segment_that_nobody_shares() -> None:
+    trace = _build(_record(), _record([("r0", 3)]), _record())
+    assert trace.segment_offsets.tolist() == [0, 1, 2, 3]
+    nodes = trace.segment_nodes.tolist() + trace.output_nodes.tolist()
+    assert len(set(nodes)) == 6
 
 
 def test_sorting_is_stable_and_noted() -> None:
