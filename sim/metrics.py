@@ -3,337 +3,426 @@
 Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.py``).
 """
 
+from array import array
 from collections import Counter
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from sim.allocators.base import MemoryStats
+from sim.allocators.base import MemoryStats, Taken
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
+from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray, Trace
+
+FloatArray = npt.NDArray[np.float64]
 
 SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 """Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
 
 
-def slot_split(stats: MemoryStats) -> tuple[int, ...]:
-    """Answer the slots in each of `SLOT_STATES`; they add up to the capacity."""
-    return (
-        stats.live,
-        stats.reserved,
-        stats.internal,
-        stats.external,
-        stats.cached,
-        stats.free - stats.external,
-    )
+class StepTimes(NamedTuple):
+    """Times of a run of steps, in ticks: step j lasts ``first + j * increment``."""
+
+    first: int
+    increment: int
+    num_steps: int
+
+    @property
+    def total(self) -> int:
+        """How long all steps last."""
+        return self.before(self.num_steps)
+
+    def before(self, step: int) -> int:
+        """Answer how long the steps before *step* last."""
+        return step * self.first + self.increment * (step * (step - 1) // 2)
+
+    @property
+    def first_moment(self) -> int:
+        """The sum over steps j of j times the time of step j."""
+        n = self.num_steps
+        pairs = n * (n - 1) // 2
+        return self.first * pairs + self.increment * (pairs * (2 * n - 1) // 3)
 
 
-@dataclass(slots=True)
-class StepRow:
-    """Consecutive steps that differ only in their contexts: a run of decodes, or a single step.
+_REQUEST_COLUMNS = (
+    "num_output_tokens",
+    "scheduled_step",
+    "first_token_step",
+    "finish_step",
+    "num_cached_tokens",
+    "num_preemptions",
+    "scheduled_ps",
+    "first_token_ps",
+    "finish_ps",
+)
+_STEP_COLUMNS = (
+    "step",
+    "num_steps",
+    "start_ps",
+    "duration_ps",
+    "first_step_ps",
+    "running",
+    "waiting",
+    "num_decodes",
+    "num_prefills",
+    "num_prefill_tokens",
+    "num_late_decodes",
+    "num_sampled_prefills",
+    "held_slots",
+    "num_admitted",
+    "num_resumed",
+    "num_preempted",
+    "num_finished",
+    "num_refusals",
+    "recomputed_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "preempted_cache_queries",
+    "preempted_cache_hits",
+)
+_COUNTED = _STEP_COLUMNS[13:]
+_SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
 
-    Counts are those of the whole run, except *running*, *waiting* and *used_blocks*, which hold
-    right after scheduling (of the last step), and *used_blocks_after*, once the requests that
-    finished have left. A row without steps is time in which the engine had nothing to do.
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Integrals and counts over a whole run, from its step rows; times in picoseconds.
+
+    Attributes:
+        counts: sum of each counter column of the step rows, by name.
+        slot_time: slots in each of `SLOT_STATES`, integrated over time.
+        running_time: running requests, integrated over time.
+        waiting_time: time that requests spent in the queue, first wait and later ones.
+        duration_ps: from the first arrival to the end of the last step.
+        inter_token_ps: distinct gaps between a token and the next of its request, and how many.
+        max_tokens_in_second: most tokens sampled in one second since the first arrival.
     """
 
-    step: int
+    counts: dict[str, int]
     num_steps: int
-    start_ps: int
     duration_ps: int
-    running: int
-    waiting: int
-    num_scheduled_reqs: int
-    num_scheduled_tokens: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    used_blocks: int
-    used_blocks_after: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    preempted_cache_queries: int
-    preempted_cache_hits: int
-    num_admitted: int
-    num_resumed: int
-    num_preempted: int
-    num_finished: int
-    num_refusals: int
-    recomputed_tokens: int
-    split: tuple[int, ...] = field(metadata={"column": False})
-    slot_time: list[int] = field(metadata={"column": False})
-    output: SchedulerOutput | None = field(metadata={"column": False})
-    finished: list[Request] = field(metadata={"column": False})
-
-
-_STEP_COUNTS = [f.name for f in fields(StepRow) if f.metadata.get("column", True)]
-_SUMMED = ("num_steps", "duration_ps", *_STEP_COUNTS[6:10])
-"""Counts that a further step of a run adds to; the later ones are 0 inside a run."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Integrals and counts over the whole run, exact in integers; times in picoseconds."""
-
-    duration_ps: int = 0
-    num_steps: int = 0
-    running_time: int = 0
-    waiting_time: int = 0
-    slot_time: list[int] = field(default_factory=lambda: [0] * len(SLOT_STATES))
-    max_running: int = 0
-    max_held_slots: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    preempted_cache_queries: int = 0
-    preempted_cache_hits: int = 0
-    num_preempted: int = 0
-    num_refusals: int = 0
-    recomputed_tokens: int = 0
-    inter_token_ps: Counter[int] = field(default_factory=Counter)
-    tokens_in_second: Counter[int] = field(default_factory=Counter)
+    slot_time: dict[str, float]
+    running_time: float
+    waiting_time: int
+    max_running: int
+    max_held_slots: int
+    inter_token_ps: tuple[FloatArray, IntArray]
+    max_tokens_in_second: int
 
 
 class Recorder:
-    """Listens to the engine. Keeps request columns, step rows and totals.
+    """Listens to the engine. Keeps request columns and step rows, in flat arrays.
 
     Args:
         trace: what is replayed.
         block_size: to count held slots in blocks; contiguous reservations are rounded up.
         capacity: slots of the pool.
-        save_steps: keep one row a step, with the names of the requests.
+        save_steps: keep the names of the requests of every step; the engine single-steps.
     """
 
     def __init__(self, trace: Trace, block_size: int, capacity: int, *, save_steps: bool) -> None:
+        self.capacity = capacity
+        self.num_done = 0
+        self.num_steps = 0
         self._trace = trace
         self._block_size = block_size
-        self.capacity = capacity
         self._save_steps = save_steps
-        self._rows: list[StepRow] = []
         self._start_ps = int(trace.arrival_ps[0])
         self._now_ps = self._start_ps
-        self._idle_split = (0,) * (len(SLOT_STATES) - 1) + (capacity,)
+        self._steps = array("q")
+        self._slots = array("d")
+        self._requests = array("q", [UNSET]) * (len(_REQUEST_COLUMNS) * len(trace))
         self._refused: dict[int, str] = {}
-        size = len(trace)
-        self._columns: dict[str, IntArray] = {
-            name: np.full(size, UNSET, dtype=np.int64)
-            for name in (
-                "num_output_tokens",
-                "scheduled_step",
-                "first_token_step",
-                "finish_step",
-                "num_cached_tokens",
-                "num_preemptions",
-                "scheduled_ps",
-                "first_token_ps",
-                "finish_ps",
-            )
-        }
-        self.totals = Totals()
-        self.num_done = 0
+        self._names: list[tuple[str, ...]] = []
+        self._held_after: list[int] = []
+        self._waiting_ps = 0
+        self._preempted_ps: dict[Request, int] = {}
+        self._gaps: Counter[int] = Counter()
 
     def on_refused(self, request: Request, reason: str) -> None:
         """Note a request that can never be served."""
         self._refused[request.index] = reason
         self.num_done += 1
 
+    def on_idle(self, until: int, stats: MemoryStats) -> None:
+        """Note that nothing ran from the last step to *until* (ticks)."""
+        now_ps, until_ps = self._now_ps, until // TICKS_PER_PS
+        if until_ps > now_ps:
+            row = [0] * len(_STEP_COLUMNS)
+            row[0], row[2], row[3] = self.num_steps, now_ps, until_ps - now_ps
+            self._steps.extend(row)
+            self._slots.extend(_split(stats))
+            self._now_ps = until_ps
+
     def on_step(
         self,
         *,
-        start_ps: int,
-        end_ps: int,
+        start: int,
+        times: StepTimes,
         num_running: int,
         num_waiting: int,
         output: SchedulerOutput,
         stats: MemoryStats,
-        finished: list[Request],
+        taken: Sequence[Taken],
+        finished: Sequence[Request],
+    ) -> None:
+        """Note one step or run of steps that has ended.
+
+        *start* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
+        memory of all steps of the run, *taken* what they took.
+        """
+        step, num_steps = self.num_steps, times.num_steps
+        total = times.total
+        start_ps = start // TICKS_PER_PS
+        end_ps = (start + total) // TICKS_PER_PS
+        num_prefill_tokens = sum(chunk for chunk, _ in output.batch.prefills)
+        self._steps.extend(
+            (
+                step,
+                num_steps,
+                start_ps,
+                end_ps - start_ps,
+                end_ps - start_ps if num_steps == 1 else times.first // TICKS_PER_PS,
+                num_running,
+                num_waiting,
+                output.num_decodes,
+                len(output.prefills),
+                num_prefill_tokens,
+                len(output.prefills) - len(output.batch.prefills),
+                len(output.sampled),
+                stats.live + stats.reserved + stats.internal,
+                len(output.admitted),
+                len(output.resumed),
+                len(output.preempted),
+                len(finished),
+                output.num_refusals,
+                output.recomputed_tokens,
+                output.prefix_cache_queries,
+                output.prefix_cache_hits,
+                output.preempted_cache_queries,
+                output.preempted_cache_hits,
+            )
+        )
+        if num_steps == 1:
+            self._slots.extend(_split(stats))
+        else:
+            self._slots.extend(_mean_split(stats, output.num_decodes, taken, times))
+        if output.prefills:
+            self._on_prefills(output, step, start_ps, end_ps)
+        if output.preempted:
+            self._on_preempted(output, step, start_ps)
+        last_step = step + num_steps - 1
+        for request in finished:
+            self._on_finished(request, last_step, end_ps)
+        self._now_ps = end_ps
+        self.num_steps = step + num_steps
+
+    def on_names(
+        self,
+        output: SchedulerOutput,
+        scheduled: Sequence[tuple[Request, int]],
+        finished: Sequence[Request],
         stats_after: MemoryStats,
     ) -> None:
-        """Note one step: *stats* and counts right after scheduling, *stats_after* at its end."""
-        step = self.totals.num_steps
-        if start_ps > self._now_ps:
-            self._on_idle(step, start_ps)
-        duration_ps = end_ps - start_ps
-        split = slot_split(stats)
-        batch = output.batch
-        num_tokens = batch.num_tokens
-        row = StepRow(
-            step=step,
-            num_steps=1,
-            start_ps=start_ps,
-            duration_ps=duration_ps,
-            running=num_running,
-            waiting=num_waiting,
-            num_scheduled_reqs=len(output.scheduled),
-            num_scheduled_tokens=num_tokens,
-            num_prefill_tokens=num_tokens - batch.num_decodes,
-            num_decode_tokens=batch.num_decodes,
-            used_blocks=-(-stats.held // self._block_size),
-            used_blocks_after=-(-stats_after.held // self._block_size),
-            prefix_cache_queries=output.prefix_cache_queries,
-            prefix_cache_hits=output.prefix_cache_hits,
-            preempted_cache_queries=output.preempted_cache_queries,
-            preempted_cache_hits=output.preempted_cache_hits,
-            num_admitted=len(output.admitted),
-            num_resumed=len(output.resumed),
-            num_preempted=len(output.preempted),
-            num_finished=len(finished),
-            num_refusals=output.num_refusals,
-            recomputed_tokens=output.recomputed_tokens,
-            split=split,
-            slot_time=[slots * duration_ps for slots in split],
-            output=output if self._save_steps else None,
-            finished=finished if self._save_steps else [],
+        """Note who was in the step just noted (only with *save_steps*)."""
+
+        def joined(requests: Sequence[Request]) -> str:
+            return ";".join(request.request_id for request in requests)
+
+        self._names.append(
+            (
+                joined(output.preempted),
+                joined(output.admitted),
+                joined(output.resumed),
+                joined(finished),
+                ";".join(f"{request.request_id}:{n}" for request, n in scheduled),
+            )
         )
-        self._add_to_totals(row, stats.held)
-        self._on_sampled(output, step, start_ps, end_ps)
-        for request in finished:
-            self._on_finished(request, step, end_ps)
-        self._keep(row)
-        self._now_ps = end_ps
-        self._idle_split = slot_split(stats_after)
+        self._held_after.append(stats_after.held)
 
     def request_table(self) -> pa.Table:
         """Answer one row a request, in arrival order; times in seconds, empty where not reached."""
-        trace, columns = self._trace, self._columns
-        refused = [self._refused.get(index) for index in range(len(trace))]
+        trace = self._trace
         table: dict[str, Any] = {
             "request_id": trace.request_ids,
-            "refused": pa.array(refused, pa.string()),
+            "refused": pa.array(
+                [self._refused.get(index) for index in range(len(trace))], pa.string()
+            ),
             "arrival_time": trace.arrival_ps / PS_PER_S,
             "num_prompt_tokens": trace.num_prompt_tokens,
         }
-        for name, values in columns.items():
+        columns = np.array(self._requests).reshape(len(trace), len(_REQUEST_COLUMNS))
+        for name, values in zip(_REQUEST_COLUMNS, columns.T, strict=True):
             missing = values == UNSET
             if name.endswith("_ps"):
                 seconds = pa.array(values / PS_PER_S, mask=missing)
                 table[f"{name.removesuffix('_ps')}_time"] = seconds
             else:
-                table[name] = pa.array(values, mask=missing)
+                table[name] = pa.array(np.ascontiguousarray(values), mask=missing)
         return pa.table(table)
 
     def step_table(self) -> pa.Table:
         """Answer one row a run of steps; with *save_steps* one a step, and who was scheduled.
 
-        ``kv_<state>_slots`` are time-weighted over the run (of a run without time: as scheduled).
+        ``running``, ``waiting`` and ``used_blocks`` hold right after scheduling (``used_blocks`` of
+        the last step, ``waiting`` of the first); counts are those of the whole run;
+        ``kv_<state>_slots`` are time-weighted. A row without steps is idle time.
         """
-        rows = [row for row in self._rows if row.num_steps or not self._save_steps]
-        table: dict[str, Any] = {
-            name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
-            for name in _STEP_COUNTS
-        }
-        table["time"] = table.pop("start_ps") / PS_PER_S
-        table["duration"] = table.pop("duration_ps") / PS_PER_S
-        for position, state in enumerate(SLOT_STATES):
-            table[f"kv_{state}_slots"] = [
-                row.slot_time[position] / row.duration_ps
-                if row.duration_ps
-                else float(row.split[position])
-                for row in rows
-            ]
+        rows, slots = self._rows()
         if self._save_steps:
-            table.update(_names(rows))
-        first = ("step", "num_steps", "time", "duration")
-        return pa.table({name: table[name] for name in (*first, *(table.keys() - set(first)))})
+            busy = rows["num_steps"] > 0
+            rows = {name: values[busy] for name, values in rows.items()}
+            slots = {name: values[busy] for name, values in slots.items()}
+        num_steps, num_decodes = rows["num_steps"], rows["num_decodes"]
+        prefill_tokens = rows["num_prefill_tokens"]
+        decode_tokens = num_decodes * num_steps + rows["num_late_decodes"]
+        table: dict[str, Any] = {
+            "step": rows["step"],
+            "num_steps": num_steps,
+            "time": rows["start_ps"] / PS_PER_S,
+            "duration": rows["duration_ps"] / PS_PER_S,
+            "first_step_duration": rows["first_step_ps"] / PS_PER_S,
+            "running": rows["running"],
+            "waiting": rows["waiting"],
+            "num_scheduled_reqs": num_decodes * num_steps + rows["num_prefills"],
+            "num_scheduled_tokens": decode_tokens + prefill_tokens,
+            "num_prefill_tokens": prefill_tokens,
+            "num_decode_tokens": decode_tokens,
+            "used_blocks": -(-rows["held_slots"] // self._block_size),
+            **{name: rows[name] for name in _COUNTED},
+            **slots,
+        }
+        if self._save_steps:
+            held_after = np.array(self._held_after, dtype=np.int64)
+            table["used_blocks_after"] = -(-held_after // self._block_size)
+            names = ("preempted", "admitted", "resumed", "finished", "scheduled")
+            columns = zip(*self._names, strict=True) if self._names else ((),) * len(names)
+            for name, values in zip(names, columns, strict=True):
+                table[name] = pa.array(values, pa.string())
+        return pa.table(table)
 
-    def _on_idle(self, step: int, until_ps: int) -> None:
-        """Note time in which no request was alive or the queue could not move."""
-        duration_ps = until_ps - self._now_ps
-        empty = dict.fromkeys(_STEP_COUNTS, 0)
-        empty |= {"step": step, "start_ps": self._now_ps, "duration_ps": duration_ps}
-        row = StepRow(
-            **empty,
-            split=self._idle_split,
-            slot_time=[slots * duration_ps for slots in self._idle_split],
-            output=None,
-            finished=[],
+    def totals(self) -> Totals:
+        """Add up the rows."""
+        rows, slots = self._rows()
+        duration = rows["duration_ps"].astype(np.float64)
+        ends, gaps, weights, sampled = _expand(rows)
+        extra = sorted(self._gaps.items())
+        gaps = np.concatenate([gaps, np.array([gap for gap, _ in extra], dtype=np.float64)])
+        weights = np.concatenate([weights, np.array([n for _, n in extra], dtype=np.int64)])
+        seconds = (ends - self._start_ps) // PS_PER_S
+        per_second = np.bincount(seconds.astype(np.int64), weights=sampled) if len(ends) else [0]
+        return Totals(
+            counts={name: int(rows[name].sum()) for name in _COUNTED},
+            num_steps=self.num_steps,
+            duration_ps=self._now_ps - self._start_ps,
+            slot_time={
+                state: float(slots[column] @ duration)
+                for state, column in zip(SLOT_STATES, _SLOT_COLUMNS, strict=True)
+            },
+            running_time=float(rows["running"] @ duration),
+            waiting_time=self._waiting_ps,
+            max_running=int(rows["running"].max(initial=0)),
+            max_held_slots=int(rows["held_slots"].max(initial=0)),
+            inter_token_ps=(gaps[weights > 0], weights[weights > 0]),
+            max_tokens_in_second=int(max(per_second)),
         )
-        self._rows.append(row)
-        self._add_to_totals(row, 0)
 
-    def _add_to_totals(self, row: StepRow, held_slots: int) -> None:
-        totals = self.totals
-        totals.num_steps += row.num_steps
-        totals.duration_ps += row.duration_ps
-        totals.running_time += row.running * row.duration_ps
-        totals.waiting_time += row.waiting * row.duration_ps
-        totals.slot_time = [a + b for a, b in zip(totals.slot_time, row.slot_time, strict=True)]
-        totals.max_running = max(totals.max_running, row.running)
-        totals.max_held_slots = max(totals.max_held_slots, held_slots)
-        totals.prefix_cache_queries += row.prefix_cache_queries
-        totals.prefix_cache_hits += row.prefix_cache_hits
-        totals.preempted_cache_queries += row.preempted_cache_queries
-        totals.preempted_cache_hits += row.preempted_cache_hits
-        totals.num_preempted += row.num_preempted
-        totals.num_refusals += row.num_refusals
-        totals.recomputed_tokens += row.recomputed_tokens
+    def _rows(self) -> tuple[dict[str, IntArray], dict[str, FloatArray]]:
+        rows = np.array(self._steps, dtype=np.int64).reshape(-1, len(_STEP_COLUMNS))
+        slots = np.array(self._slots, dtype=np.float64).reshape(-1, len(_SLOT_COLUMNS))
+        return (
+            dict(zip(_STEP_COLUMNS, np.ascontiguousarray(rows.T), strict=True)),
+            dict(zip(_SLOT_COLUMNS, np.ascontiguousarray(slots.T), strict=True)),
+        )
 
-    def _keep(self, row: StepRow) -> None:
-        """Append *row*, or let the last one take it in: same requests, nothing but decodes."""
-        last = self._rows[-1] if self._rows else None
-        if (
-            last is None
-            or self._save_steps
-            or last.num_finished
-            or not last.num_steps
-            or row.waiting != last.waiting
-            or row.num_decode_tokens * last.num_steps != last.num_decode_tokens
-            or row.num_prefill_tokens
-            or last.num_prefill_tokens
-            or row.num_preempted
-            or row.num_finished
-            or row.num_refusals != last.num_refusals
-        ):
-            self._rows.append(row)
-            return
-        for name in _SUMMED:
-            setattr(last, name, getattr(last, name) + getattr(row, name))
-        last.used_blocks, last.used_blocks_after = row.used_blocks, row.used_blocks_after
-        last.slot_time = [a + b for a, b in zip(last.slot_time, row.slot_time, strict=True)]
-
-    def _on_sampled(self, output: SchedulerOutput, step: int, start_ps: int, end_ps: int) -> None:
-        """Note the tokens of a step: first tokens, and the gap of each other to the one before."""
-        in_step = 0
-        gaps = self.totals.inter_token_ps
+    def _on_prefills(self, output: SchedulerOutput, step: int, start_ps: int, end_ps: int) -> None:
         for request in output.admitted:
             request.scheduled_step, request.scheduled_ps = step, start_ps
+            self._waiting_ps += start_ps - request.arrival_ps
+        for request in output.resumed:
+            self._waiting_ps += start_ps - self._preempted_ps.pop(request)
         for request in output.sampled:
-            last = request.last_token_ps
-            request.last_token_ps = end_ps
-            if last == start_ps:
-                in_step += 1
-            elif last == UNSET:
+            if request.first_token_step == UNSET:
                 request.first_token_step, request.first_token_ps = step, end_ps
             else:
-                gaps[end_ps - last] += 1
-        if in_step:
-            gaps[end_ps - start_ps] += in_step
-        second = (end_ps - self._start_ps) // PS_PER_S
-        self.totals.tokens_in_second[second] += len(output.sampled)
+                self._gaps[end_ps - request.last_token_ps] += 1
+
+    def _on_preempted(self, output: SchedulerOutput, step: int, start_ps: int) -> None:
+        for request in output.preempted:
+            self._preempted_ps[request] = start_ps
+            if request.last_token_step == step - 1:
+                request.last_token_ps = start_ps
 
     def _on_finished(self, request: Request, step: int, end_ps: int) -> None:
         self.num_done += 1
-        columns, index = self._columns, request.index
-        for name in ("num_output_tokens", "scheduled_step", "first_token_step"):
-            columns[name][index] = getattr(request, name)
-        columns["finish_step"][index] = step
-        columns["num_cached_tokens"][index] = request.num_cached_tokens
-        columns["num_preemptions"][index] = request.num_preemptions
-        columns["scheduled_ps"][index] = request.scheduled_ps
-        columns["first_token_ps"][index] = request.first_token_ps
-        columns["finish_ps"][index] = end_ps
+        width = len(_REQUEST_COLUMNS)
+        first = request.index * width
+        self._requests[first : first + width] = array(
+            "q",
+            (
+                request.num_output_tokens,
+                request.scheduled_step,
+                request.first_token_step,
+                step,
+                request.num_cached_tokens,
+                request.num_preemptions,
+                request.scheduled_ps,
+                request.first_token_ps,
+                end_ps,
+            ),
+        )
 
 
-def _names(rows: list[StepRow]) -> dict[str, list[str]]:
-    """Answer the request names of every step, joined by ``;`` in scheduling order."""
-    outputs = [row.output or SchedulerOutput() for row in rows]
-    return {
-        "preempted": [";".join(r.request_id for r in output.preempted) for output in outputs],
-        "admitted": [";".join(r.request_id for r in output.admitted) for output in outputs],
-        "resumed": [";".join(r.request_id for r in output.resumed) for output in outputs],
-        "finished": [";".join(r.request_id for r in row.finished) for row in rows],
-        "scheduled": [
-            ";".join(f"{r.request_id}:{n}" for r, n in output.scheduled) for output in outputs
-        ],
-    }
+def _split(stats: MemoryStats) -> tuple[float, ...]:
+    """Answer the slots in each of `SLOT_STATES`; they add up to the capacity."""
+    _, live, reserved, internal, cached, free, external = stats
+    return (live, reserved, internal, external, cached, free - external)
+
+
+def _mean_split(
+    stats: MemoryStats, num_decodes: int, taken: Sequence[Taken], times: StepTimes
+) -> tuple[float, ...]:
+    """Answer `_split` averaged over the time of a run, at whose end *stats* hold."""
+    total = times.total
+    # What was taken in step j was not held before it; every step writes one token a request.
+    held = internal = cached = 0
+    for offset, held_slots, internal_slots, cached_slots in taken:
+        before = times.before(offset)
+        held += held_slots * before
+        internal += internal_slots * before
+        cached += cached_slots * before
+    unwritten = num_decodes * ((times.num_steps - 1) * total - times.first_moment)
+    mean_live = stats.live - unwritten / total
+    mean_held = stats.held - held / total
+    mean_internal = stats.internal - internal / total
+    mean_cached = stats.cached + cached / total
+    external = stats.external
+    free = stats.capacity - mean_held - mean_cached - external
+    reserved = mean_held - mean_live - mean_internal
+    return (mean_live, reserved, mean_internal, external, mean_cached, free)
+
+
+def _expand(
+    rows: dict[str, IntArray],
+) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
+    """Answer, for every single step, its end and duration (ps), decodes, and tokens sampled.
+
+    Inside a run durations grow linearly from ``first_step_ps`` to the known sum.
+    """
+    num_steps = rows["num_steps"]
+    position = np.arange(num_steps.sum()) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
+    first = rows["first_step_ps"].astype(np.float64)
+    rest = rows["duration_ps"] - num_steps * first
+    increment = np.repeat(2 * rest / np.maximum(num_steps * (num_steps - 1), 1), num_steps)
+    first = np.repeat(first, num_steps)
+    before = position + 1
+    ends = np.repeat(rows["start_ps"], num_steps) + before * first
+    ends += increment * (before * (before - 1) // 2)
+    decodes = np.repeat(rows["num_decodes"], num_steps)
+    sampled = decodes + np.repeat(rows["num_sampled_prefills"], num_steps)
+    return ends, first + increment * position, decodes, sampled.astype(np.float64)

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 
@@ -20,9 +19,12 @@ UNSET = -1
 """A step, time or count that has not happened yet."""
 
 
-@dataclass(slots=True, eq=False)
 class Request:
     """One request while it is alive. The scheduler owns it and changes it; others read it.
+
+    While a request decodes, one token a step, nobody counts for it: *num_tokens*,
+    *num_computed_tokens* and *num_output_tokens* stand still from the step after which it joined
+    the decodes to the step in which it leaves them (finished or preempted), and are right again then.
 
     Attributes:
         index: row in the trace.
@@ -32,49 +34,85 @@ class Request:
         max_tokens: tokens it will generate: the trace's output length, cut so that prompt and
             output fit max_model_len. It decides when the request finishes; of the allocators only
             statistics and the oracle reservation may look ahead at it.
+        final_num_computed_tokens: tokens computed when it finishes: the last sampled token is never
+            fed back.
         segment_nodes: prefix node of each prompt segment (see `workloads.record`).
         segment_ends: prompt tokens up to and including each segment.
         output_node: prefix node of the output.
+        num_shareable_tokens: leading tokens of prompt and output that another prompt has too.
         num_tokens: prompt tokens plus tokens sampled so far.
         num_computed_tokens: tokens whose KV is in memory once the current step has run.
         num_output_tokens: tokens sampled so far.
+        order: place among all admissions; the scheduler's running order.
         num_cached_tokens: prefix-cache hit at first admission, in tokens.
         num_preemptions: how often it lost its memory.
         max_num_computed_tokens: the most it had computed when it was preempted; up to there, what
             it computes is recomputed.
         scheduled_step, scheduled_ps: when it was first scheduled.
         first_token_step, first_token_ps: when its first token came (time: the end of that step).
-        last_token_ps: when its latest token came.
+        last_token_step, last_token_ps: of a preempted request, when its latest token came.
     """
 
-    index: int
-    request_id: str
-    arrival_ps: int
-    num_prompt_tokens: int
-    max_tokens: int
-    segment_nodes: Sequence[int] = ()
-    segment_ends: Sequence[int] = ()
-    output_node: int = UNSET
-    status: RequestStatus = RequestStatus.WAITING
-    num_tokens: int = 0
-    num_computed_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = UNSET
-    num_preemptions: int = 0
-    max_num_computed_tokens: int = 0
-    scheduled_step: int = UNSET
-    scheduled_ps: int = UNSET
-    first_token_step: int = UNSET
-    first_token_ps: int = UNSET
-    last_token_ps: int = UNSET
+    __slots__ = (
+        "arrival_ps",
+        "final_num_computed_tokens",
+        "first_token_ps",
+        "first_token_step",
+        "index",
+        "last_token_ps",
+        "last_token_step",
+        "max_num_computed_tokens",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_shareable_tokens",
+        "num_tokens",
+        "order",
+        "output_node",
+        "request_id",
+        "scheduled_ps",
+        "scheduled_step",
+        "segment_ends",
+        "segment_nodes",
+        "status",
+    )
 
-    def __post_init__(self) -> None:
-        self.num_tokens = self.num_prompt_tokens
+    def __init__(
+        self,
+        index: int,
+        request_id: str,
+        arrival_ps: int,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        *,
+        segment_nodes: Sequence[int] = (),
+        segment_ends: Sequence[int] = (),
+        output_node: int = UNSET,
+        num_shareable_tokens: int = 0,
+    ) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.arrival_ps = arrival_ps
+        self.num_prompt_tokens = self.num_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.final_num_computed_tokens = num_prompt_tokens + max_tokens - 1
+        self.segment_nodes = segment_nodes
+        self.segment_ends = segment_ends
+        self.output_node = output_node
+        self.num_shareable_tokens = num_shareable_tokens
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = self.num_output_tokens = 0
+        self.num_preemptions = self.max_num_computed_tokens = 0
+        self.order = self.num_cached_tokens = UNSET
+        self.scheduled_step = self.scheduled_ps = UNSET
+        self.first_token_step = self.first_token_ps = UNSET
+        self.last_token_step = self.last_token_ps = UNSET
 
-    @property
-    def final_num_computed_tokens(self) -> int:
-        """Tokens computed when it finishes: the last sampled token is never fed back."""
-        return self.num_prompt_tokens + self.max_tokens - 1
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.value})"
 
     def prefix_key(self, num_tokens: int) -> int:
         """Answer an integer that names the first *num_tokens* tokens of prompt and output.

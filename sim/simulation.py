@@ -39,7 +39,8 @@ class Simulation:
     Args:
         config: as `sim.settings.resolve` answers it.
         trace: what arrives.
-        save_steps: record every step, not runs of steps.
+        save_steps: record every step and who was scheduled.
+        single_step: decide every step by itself, never a run of steps: slower, equal results.
         block_tables: receives a JSON line a step with the block ids of every scheduled request.
 
     Raises:
@@ -53,6 +54,7 @@ class Simulation:
         trace: Trace,
         *,
         save_steps: bool = False,
+        single_step: bool = False,
         block_tables: TextIO | None = None,
     ) -> None:
         model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -89,6 +91,9 @@ class Simulation:
         self._max_model_len = model.max_model_len
         self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)
         self._block_tables = block_tables
+        self._save_steps = save_steps
+        # Block tables are those after each step, so runs of steps would hide them.
+        self._single_step = single_step or block_tables is not None
         self.result = RunResult(config, trace, pool, step_time, recorder)
 
     def run(self, on_step: Callable[[], None] | None = None) -> RunResult:
@@ -100,6 +105,8 @@ class Simulation:
             step_time=self.result.step_time,
             recorder=self.result.recorder,
             max_model_len=self._max_model_len,
+            single_step=self._single_step,
+            save_names=self._save_steps,
             on_scheduled=self._write_block_tables if self._block_tables else None,
             on_step=on_step,
         ).run()
@@ -108,6 +115,9 @@ class Simulation:
     def _write_block_tables(self, output: SchedulerOutput) -> None:
         assert self._block_tables is not None
         assert isinstance(self.allocator, HasBlockTables)
-        tables = {r.request_id: self.allocator.block_table(r) for r, _ in output.scheduled}
-        line = {"step": self.result.recorder.totals.num_steps, "blocks": tables}
+        tables = {
+            request.request_id: self.allocator.block_table(request)
+            for request, _ in self._scheduler.scheduled(output)
+        }
+        line = {"step": self.result.recorder.num_steps, "blocks": tables}
         self._block_tables.write(msgspec.json.encode(line).decode() + "\n")

@@ -8,16 +8,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.metrics import SLOT_STATES
+from sim.metrics import FloatArray, Totals
 from sim.simulation import RunResult
-from workloads.record import PS_PER_S
+from workloads.record import PS_PER_S, IntArray
 
 PERCENTILES = (50, 99)
 """Reported for every latency; 50 is vLLM's ``median_``."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def summarize(result: RunResult) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
     second of simulated time from the first arrival to the last token.
     """
-    config, trace, totals = result.config, result.trace, result.recorder.totals
+    config, trace, totals = result.config, result.trace, result.recorder.totals()
     requests = result.recorder.request_table().to_pydict()
     done = np.array([step is not None for step in requests["finish_step"]])
 
@@ -54,26 +51,26 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "request_throughput": _ratio(int(done.sum()), duration),
         "output_throughput": _ratio(num_output.sum(), duration),
         "total_token_throughput": _ratio(num_prompt.sum() + num_output.sum(), duration),
-        "max_output_tokens_per_s": max(totals.tokens_in_second.values(), default=0),
+        "max_output_tokens_per_s": totals.max_tokens_in_second,
         "max_concurrent_requests": _peak_per_second(arrival, last),
         **_latency("ttft", first - arrival),
         **_latency("tpot", tpot),
-        **_inter_token_latency(totals.inter_token_ps),
+        **_inter_token_latency(*totals.inter_token_ps),
         **_latency("e2el", last - arrival),
         "num_clipped_requests": int(clipped.sum()),
         "refused": dict(sorted(Counter(r for r in requests["refused"] if r).items())),
-        **_kv_section(result),
+        **_kv_section(result, totals),
         "timing": result.step_time.description,
         "timing_provenance": result.step_time.provenance,
         "kv_pool_provenance": result.pool.provenance,
     }
 
 
-def _kv_section(result: RunResult) -> dict[str, Any]:
-    config, totals = result.config, result.recorder.totals
+def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:
+    config, counts = result.config, totals.counts
     capacity = result.recorder.capacity
     slot_time = capacity * totals.duration_ps
-    held = sum(totals.slot_time[SLOT_STATES.index(s)] for s in ("live", "reserved", "internal"))
+    held = sum(totals.slot_time[state] for state in ("live", "reserved", "internal"))
     return {
         "allocator": config.label,
         "block_size": config.cache.block_size,
@@ -87,16 +84,18 @@ def _kv_section(result: RunResult) -> dict[str, Any]:
         "max_kv_cache_usage_perc": _ratio(totals.max_held_slots, capacity),
         **{
             f"kv_{state}_pct": _ratio(100 * time, slot_time)
-            for state, time in zip(SLOT_STATES, totals.slot_time, strict=True)
+            for state, time in totals.slot_time.items()
         },
-        "prefix_cache_queries": totals.prefix_cache_queries,
-        "prefix_cache_hits": totals.prefix_cache_hits,
-        "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
-        "preempted_cache_queries": totals.preempted_cache_queries,
-        "preempted_cache_hits": totals.preempted_cache_hits,
-        "num_preemptions": totals.num_preempted,
-        "recomputed_tokens": totals.recomputed_tokens,
-        "allocation_refusals": totals.num_refusals,
+        "prefix_cache_queries": counts["prefix_cache_queries"],
+        "prefix_cache_hits": counts["prefix_cache_hits"],
+        "prefix_cache_hit_rate": _ratio(
+            counts["prefix_cache_hits"], counts["prefix_cache_queries"]
+        ),
+        "preempted_cache_queries": counts["preempted_cache_queries"],
+        "preempted_cache_hits": counts["preempted_cache_hits"],
+        "num_preemptions": counts["num_preempted"],
+        "recomputed_tokens": counts["recomputed_tokens"],
+        "allocation_refusals": counts["num_refusals"],
     }
 
 
@@ -114,13 +113,12 @@ def _latency(name: str, seconds: FloatArray) -> dict[str, float | None]:
     return {key: float(value) * 1e3 for key, value in zip(keys, values, strict=True)}
 
 
-def _inter_token_latency(gaps: Counter[int]) -> dict[str, float | None]:
-    """Answer what `_latency` would of every gap in *gaps* (picoseconds to how often)."""
-    if not gaps:
+def _inter_token_latency(gaps_ps: FloatArray, counts: IntArray) -> dict[str, float | None]:
+    """Answer what `_latency` would of every gap: *gaps_ps*, each as often as *counts* says."""
+    if not len(gaps_ps):
         return _latency("itl", np.empty(0))
-    ordered = sorted(gaps.items())
-    seconds = np.array([gap for gap, _ in ordered]) / PS_PER_S
-    counts = np.array([count for _, count in ordered])
+    order = np.argsort(gaps_ps, kind="stable")
+    seconds, counts = gaps_ps[order] / PS_PER_S, counts[order]
     last_index = np.cumsum(counts) - 1
 
     def percentile(percent: int) -> float:

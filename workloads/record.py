@@ -65,6 +65,8 @@ class Trace:
         segment_nodes: int64 [num_segments], prefix node of each prompt segment (module docstring).
         segment_ends: int64 [num_segments], prompt tokens up to and including the segment.
         output_nodes: int64 [num_requests], prefix node of the output segment.
+        num_shareable_tokens: int64 [num_requests], leading tokens of prompt and output in segments
+            whose node some other request has too.
         name: the file, for messages and the manifest.
         trace_format: the reader's name.
         sha256: of the bytes read.
@@ -79,6 +81,7 @@ class Trace:
     segment_nodes: IntArray
     segment_ends: IntArray
     output_nodes: IntArray
+    num_shareable_tokens: IntArray
     name: str
     trace_format: str
     sha256: str
@@ -205,17 +208,38 @@ def _to_columns(
     def column(values: list[int]) -> IntArray:
         return np.array(values, dtype=np.int64)
 
+    columns = {
+        "num_prompt_tokens": column([record.num_prompt_tokens for record in records]),
+        "num_output_tokens": column([record.num_output_tokens for record in records]),
+        "segment_offsets": column(offsets),
+        "segment_nodes": column(nodes),
+        "segment_ends": column(ends),
+        "output_nodes": column(outputs),
+    }
     return Trace(
         arrival_ps=column([record.arrival_ps for record in records]),
-        num_prompt_tokens=column([record.num_prompt_tokens for record in records]),
-        num_output_tokens=column([record.num_output_tokens for record in records]),
+        num_shareable_tokens=_shareable_tokens(**columns),
         request_ids=[request_id for request_id, _ in rows],
-        segment_offsets=column(offsets),
-        segment_nodes=column(nodes),
-        segment_ends=column(ends),
-        output_nodes=column(outputs),
         name=name,
         trace_format=trace_format,
         sha256=sha256,
         notes=notes,
+        **columns,
     )
+
+
+def _shareable_tokens(
+    *,
+    num_prompt_tokens: IntArray,
+    num_output_tokens: IntArray,
+    segment_offsets: IntArray,
+    segment_nodes: IntArray,
+    segment_ends: IntArray,
+    output_nodes: IntArray,
+) -> IntArray:
+    """Answer `Trace.num_shareable_tokens`. What follows a private segment is private too."""
+    uses = np.bincount(np.concatenate([segment_nodes, output_nodes]))
+    first = segment_offsets[:-1]
+    num_shared = np.add.reduceat((uses[segment_nodes] > 1).astype(np.int64), first)
+    in_prompt = np.where(num_shared > 0, segment_ends[first + np.maximum(num_shared, 1) - 1], 0)
+    return np.where(uses[output_nodes] > 1, num_prompt_tokens + num_output_tokens, in_prompt)

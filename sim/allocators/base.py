@@ -118,6 +118,68 @@ class Allocator(Protocol):
         ...
 
 
+class Taken(NamedTuple):
+    """Slots that changed hands in one step of a run, beyond the token a request writes.
+
+    Attributes:
+        offset: the step, counted from the first of the run.
+        held: slots taken from the free list.
+        internal: of those, never written.
+        cached: of those, cached before: evicted.
+    """
+
+    offset: int
+    held: int
+    internal: int
+    cached: int
+
+
+@runtime_checkable
+class DecodeRuns(Protocol):
+    """Optional capability: serve many consecutive decode steps of a whole batch at once.
+
+    The requests that joined write one token each in every step. The allocator counts the steps, so
+    that it knows who needs memory when; decisions and block order are those of single steps.
+    """
+
+    generation: int
+    """Changes when an admission that was refused might now be granted."""
+
+    taken: list[Taken]
+    """What the last `grant` took, by step; steps that took nothing are left out."""
+
+    def join(self, request: Request) -> None:
+        """Let *request* decode from the next step on; it holds room for what it has computed."""
+        ...
+
+    def leave(self, request: Request) -> None:
+        """Let *request* decode no more, before its next step; it keeps what it holds.
+
+        Its ``num_computed_tokens`` is brought up to date.
+        """
+        ...
+
+    def grant(self, max_steps: int) -> int:
+        """Take the memory of as many steps as there is room for, up to *max_steps*; answer them.
+
+        Several only if none of them changes `generation`. Answers 0, and takes nothing, if the next
+        step does not fit: then serve the requests of `touched` one by one, and `advance`.
+        """
+        ...
+
+    def touched(self) -> list[Request]:
+        """Answer, in running order, the requests that take or fill memory in the next step."""
+        ...
+
+    def serve(self, request: Request) -> bool:
+        """Do what the next step needs for one request of `touched`; False if there is no room."""
+        ...
+
+    def advance(self) -> None:
+        """Count the step whose requests were served one by one."""
+        ...
+
+
 @runtime_checkable
 class HasBlockTables(Protocol):
     """Optional capability: memory in blocks that can be listed."""

@@ -8,7 +8,7 @@ two of what will be generated (``pow2``), or for exactly what will be written (`
 from bisect import bisect_left, insort
 from typing import Protocol
 
-from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, require_equal
+from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, Taken, require_equal
 from sim.config import CacheConfig
 from sim.kv_spec import KVPool, check_max_model_len
 from sim.request import Request
@@ -152,6 +152,10 @@ class ContiguousAllocator:
         reservation: str = "max",
         placement: str = "first_fit",
     ) -> None:
+        self.generation = 0
+        self.taken: list[Taken] = []
+        self._step = 0
+        self._offsets: dict[Request, int] = {}
         self._capacity = pool.contiguous_slots
         self._max_model_len = max_model_len
         self._watermark_slots = int(watermark * self._capacity)
@@ -233,6 +237,33 @@ class ContiguousAllocator:
         self._live -= request.num_computed_tokens
         self._internal -= size - request.final_num_computed_tokens
         self._external = self._count_external()
+        self.generation += 1
+
+    def join(self, request: Request) -> None:
+        """See `DecodeRuns.join`; all it will need is reserved."""
+        self._offsets[request] = request.num_computed_tokens - self._step
+
+    def leave(self, request: Request) -> None:
+        """See `DecodeRuns.leave`."""
+        request.num_computed_tokens = self._offsets.pop(request) + self._step
+
+    def grant(self, max_steps: int) -> int:
+        """Answer *max_steps* (see `DecodeRuns.grant`)."""
+        self._live += len(self._offsets) * max_steps
+        self._step += max_steps
+        return max_steps
+
+    def touched(self) -> list[Request]:
+        """Answer nobody (see `DecodeRuns.touched`)."""
+        return []
+
+    def serve(self, request: Request) -> bool:
+        """See `DecodeRuns.serve`."""
+        return request in self._extents
+
+    def advance(self) -> None:
+        """See `DecodeRuns.advance`."""
+        self.grant(1)
 
     def stats(self) -> MemoryStats:
         """Answer the split of the pool (see `Allocator.stats`)."""
@@ -258,7 +289,8 @@ class ContiguousAllocator:
             end += size
         require_equal("slots", self._capacity, end)
         require_equal("reserved slots", self._reserved_slots, sum(size for _, _, size in extents))
-        live = sum(request.num_computed_tokens for request in self._extents)
+        decoding = {request: offset + self._step for request, offset in self._offsets.items()}
+        live = sum(decoding.get(r, r.num_computed_tokens) for r in self._extents)
         require_equal("live slots", self._live, live)
         written = sum(request.final_num_computed_tokens for request in self._extents)
         require_equal("internal slots", self._internal, self._reserved_slots - written)

@@ -4,10 +4,13 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
-from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, require_equal
+from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, Taken, require_equal
 from sim.config import CacheConfig
-from sim.kv_spec import KVPool, check_max_model_len
+from sim.kv_spec import NULL_BLOCKS, KVPool, check_max_model_len
 from sim.request import Request
+
+Bucket = dict[Request, list[int]]
+"""Decoding requests that take a block in the same steps, in running order, and their tables."""
 
 
 class PagedAllocator:
@@ -17,28 +20,38 @@ class PagedAllocator:
     hash, latest first, then blocks never used, by id. The second part is a counter, so that the
     size of the pool costs nothing.
 
+    A decoding request takes a block every block_size steps, so the batch sits in a ring of
+    block_size buckets and a step looks at one of them (`DecodeRuns`). With *t* counting the decode
+    steps and an offset per request, it has computed ``offset + t`` tokens before step *t*.
+
     Args:
         pool: num_gpu_blocks (with the null block) and block_size.
         max_model_len: longest sequence a request may reach, in tokens.
         watermark: share of num_gpu_blocks that an admission must leave free.
 
     Raises:
-        ConfigError: unless one request of *max_model_len* tokens fits.
+        CapacityError: unless one request of *max_model_len* tokens fits.
     """
 
     enable_caching = False
 
     def __init__(self, pool: KVPool, max_model_len: int, watermark: float = 0.0) -> None:
         self.block_size = pool.block_size
+        self.generation = 0
+        self.taken: list[Taken] = []
         self._max_model_len = max_model_len
-        self._num_usable_blocks = pool.num_gpu_blocks - 1
+        self._num_usable_blocks = pool.num_gpu_blocks - NULL_BLOCKS
         self._watermark_blocks = int(watermark * pool.num_gpu_blocks)
         self._tables: dict[Request, list[int]] = {}
         self._returned: list[int] = []
-        self._next_unused = 1
+        self._next_unused = NULL_BLOCKS
         self._num_free = self._num_usable_blocks
         self._live = 0
         self._internal = 0
+        self._step = 0
+        self._offsets: dict[Request, int] = {}
+        self._ring: list[Bucket] = [{} for _ in range(self.block_size)]
+        self._never_written_at: dict[int, int] = {}
         check_max_model_len(
             max_model_len,
             needed=-(-max_model_len // self.block_size),
@@ -70,10 +83,11 @@ class PagedAllocator:
         keep_watermark: bool = False,
     ) -> Allocation | None:
         """Grant ``ceil(tokens / block_size)`` blocks in all (see `Allocator.allocate_slots`)."""
+        size = self.block_size
         num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
         table = self._tables.get(request)
         num_held = len(table) if table is not None else 0
-        if num_tokens <= num_held * self.block_size:
+        if num_tokens <= num_held * size:
             self._live += num_new_tokens
             self._after_grant(request, num_tokens)
             return NOTHING_NEW
@@ -82,11 +96,14 @@ class PagedAllocator:
         room = self._num_free - self._num_unheld(hit)
         if keep_watermark:
             room -= self._watermark_blocks
-        num_new_blocks = self._blocks_for(num_tokens) - num_held - len(hit)
-        full_length = min(request.num_tokens, self._max_model_len)
-        if num_new_blocks > room or (
-            full_sequence_must_fit and self._blocks_for(full_length) - len(hit) > room
-        ):
+        num_new_blocks = -(-num_tokens // size) - num_held - len(hit)
+        if full_sequence_must_fit:
+            num_needed = -(-min(request.num_tokens, self._max_model_len) // size) - len(hit)
+            num_needed = max(num_needed, num_new_blocks)
+        else:
+            num_needed = num_new_blocks
+        if num_needed > room:
+            self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
             return None
         if table is None:
             table = self._tables[request] = hit
@@ -104,20 +121,92 @@ class PagedAllocator:
         table = self._tables.pop(request)
         self._internal -= self._never_written(request, len(table))
         self._release(request, table)
+        self.generation += 1
 
     def stats(self) -> MemoryStats:
         """Answer the split of the pool (see `Allocator.stats`)."""
         size = self.block_size
         held = (self._num_usable_blocks - self._num_free) * size
         cached = self._num_cached_blocks() * size
+        live, internal = self._live, self._internal
         return MemoryStats(
-            capacity=self._num_usable_blocks * size,
-            live=self._live,
-            reserved=held - self._live - self._internal,
-            internal=self._internal,
-            cached=cached,
-            free=self._num_free * size - cached,
+            self._num_usable_blocks * size,
+            live,
+            held - live - internal,
+            internal,
+            cached,
+            self._num_free * size - cached,
         )
+
+    def join(self, request: Request) -> None:
+        """See `DecodeRuns.join`."""
+        size = self.block_size
+        table = self._tables[request]
+        offset = request.num_computed_tokens - self._step
+        self._offsets[request] = offset
+        bucket = self._ring[-offset % size]
+        late = bucket and next(reversed(bucket)).order > request.order
+        bucket[request] = table
+        if late:  # only where a threshold lets several prompts run at once
+            in_order = sorted(bucket.items(), key=lambda item: item[0].order)
+            bucket.clear()
+            bucket.update(in_order)
+        never_written = -request.final_num_computed_tokens % size
+        if never_written:
+            step = self._last_block_step(request, offset)
+            if step >= self._step:
+                at = self._never_written_at
+                at[step] = at.get(step, 0) + never_written
+
+    def leave(self, request: Request) -> None:
+        """See `DecodeRuns.leave`."""
+        offset = self._offsets.pop(request)
+        del self._ring[-offset % self.block_size][request]
+        request.num_computed_tokens = offset + self._step
+        step = self._last_block_step(request, offset)
+        if step >= self._step and step in self._never_written_at:
+            self._never_written_at[step] -= -request.final_num_computed_tokens % self.block_size
+
+    def grant(self, max_steps: int) -> int:
+        """See `DecodeRuns.grant`."""
+        ring, size, first = self._ring, self.block_size, self._step
+        self.taken = taken = []
+        step, end = first, first + max_steps
+        while step < end:
+            bucket = ring[step % size]
+            if step > first and self._changes_generation(step, len(bucket)):
+                break
+            if bucket:
+                if len(bucket) > self._num_free:
+                    break
+                taken.append(self._take_for(bucket, step, step - first))
+            self._fill(step)
+            step += 1
+        self._step = step
+        self._live += len(self._offsets) * (step - first)
+        return step - first
+
+    def touched(self) -> list[Request]:
+        """See `DecodeRuns.touched`."""
+        return list(self._ring[self._step % self.block_size])
+
+    def serve(self, request: Request) -> bool:
+        """See `DecodeRuns.serve`."""
+        table = self._ring[self._step % self.block_size].get(request)
+        if table is not None:
+            if not self._num_free:
+                return False
+            self._take_for({request: table}, UNKNOWN_STEP, 0)
+            self._internal += self._never_written(request, len(table))
+        return True
+
+    def advance(self) -> None:
+        """See `DecodeRuns.advance`."""
+        # Served one by one, last blocks were counted as they were taken.
+        self._never_written_at.pop(self._step, None)
+        self._live += len(self._offsets)
+        self._step += 1
+        self.taken = []
 
     def check_integrity(self) -> None:
         """Recount blocks, owners and slots (see `Allocator.check_integrity`)."""
@@ -126,9 +215,9 @@ class PagedAllocator:
         tokens_in: dict[int, int] = {}
         internal = 0
         for request, table in self._tables.items():
-            computed = request.num_computed_tokens
-            require_equal(f"blocks of {request.request_id}", len(table), self._blocks_for(computed))
-            internal += max(0, len(table) * size - request.final_num_computed_tokens)
+            computed = self._num_computed(request)
+            require_equal(f"blocks of {request.request_id}", len(table), -(-computed // size))
+            internal += self._never_written(request, len(table))
             for position, block in enumerate(table):
                 holders[block] = holders.get(block, 0) + 1
                 tokens_in[block] = min(size, computed - position * size)
@@ -145,22 +234,42 @@ class PagedAllocator:
         """Answer a copy of the block ids of *request*, in token order."""
         return list(self._tables[request])
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def _num_computed(self, request: Request) -> int:
+        """Answer the tokens it has computed, decoding or not."""
+        offset = self._offsets.get(request)
+        return request.num_computed_tokens if offset is None else offset + self._step
 
     def _never_written(self, request: Request, num_blocks: int) -> int:
         """Answer the slots in its first *num_blocks* blocks that its last token does not reach."""
         return max(0, num_blocks * self.block_size - request.final_num_computed_tokens)
 
+    def _last_block_step(self, request: Request, offset: int) -> int:
+        """Answer the decode step in which a request takes the last block it will ever need."""
+        last_token = request.final_num_computed_tokens - 1
+        return last_token - last_token % self.block_size - offset
+
+    def _take_for(self, bucket: Bucket, step: int, offset: int) -> Taken:
+        """Give every request in *bucket* one block; there are enough."""
+        num_cached = self._num_cached_blocks()
+        for table, block in zip(bucket.values(), self._take(len(bucket)), strict=True):
+            table.append(block)
+        internal = self._never_written_at.pop(step, 0)
+        self._internal += internal
+        size = self.block_size
+        cached = (num_cached - self._num_cached_blocks()) * size
+        return Taken(offset, len(bucket) * size, internal, cached)
+
     def _take(self, num_blocks: int) -> list[int]:
         """Remove blocks from the front of the free list; there are enough."""
         self._num_free -= num_blocks
         returned = self._returned
-        blocks = [returned.pop() for _ in range(min(num_blocks, len(returned)))]
-        first_unused = self._next_unused
-        num_unused = min(num_blocks - len(blocks), self._num_usable_blocks + 1 - first_unused)
-        self._next_unused += num_unused
-        blocks += range(first_unused, first_unused + num_unused)
+        blocks = returned[: -num_blocks - 1 : -1]
+        del returned[len(returned) - len(blocks) :]
+        if len(blocks) < num_blocks:
+            first = self._next_unused
+            end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
+            self._next_unused = end
+            blocks += range(first, end)
         return blocks
 
     def _release(self, request: Request, table: list[int]) -> None:
@@ -173,7 +282,7 @@ class PagedAllocator:
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:
         """Answer the free blocks, recounted; *holders* counts the owners of every held block."""
         require_equal("most owners of a block", 1, max(holders.values(), default=1))
-        unused = range(self._next_unused, self._num_usable_blocks + 1)
+        unused = range(self._next_unused, self._num_usable_blocks + NULL_BLOCKS)
         free = set(self._returned) | set(unused)
         require_equal("entries of the free list", len(free), len(self._returned) + len(unused))
         return free
@@ -194,5 +303,18 @@ class PagedAllocator:
     def _after_grant(self, request: Request, num_tokens: int) -> None:
         pass
 
+    def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
+        pass
+
+    def _changes_generation(self, step: int, num_blocks: int) -> bool:
+        del step, num_blocks
+        return False
+
+    def _fill(self, step: int) -> None:
+        pass
+
     def _num_cached_blocks(self) -> int:
         return 0
+
+
+UNKNOWN_STEP = -1

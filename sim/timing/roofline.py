@@ -15,7 +15,7 @@ from sim.hardware import GpuSpec
 from sim.kv_spec import dtype_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
-from sim.timing.base import StepBatch
+from sim.timing.base import TICKS_PER_PS, DecodeLine, StepBatch
 from workloads.record import PS_PER_S
 
 PS_PER_US = 10**6
@@ -134,6 +134,7 @@ class RooflineStepTime:
         self._pair_ps: float = 4 * heads * dim * PS_PER_S / (prefill["eff_flops"] * gpu.bf16_flops)
         self._chunk_ps: float = 2 * heads * dim * num_bytes * byte_ps
         self._context_ps: float = 2 * kv_heads * dim * num_bytes * byte_ps
+        self._lines: dict[int, DecodeLine] = {}
 
     def decode_attention_ps(self, num_decodes: int, decode_context: int) -> float:
         """Answer the time of one layer's decode attention, in picoseconds; 0 without decodes.
@@ -171,20 +172,36 @@ class RooflineStepTime:
             + self._context_ps * contexts
         )
 
-    def step_time_ps(self, batch: StepBatch) -> int:
-        """Answer the time of *batch*, in picoseconds."""
+    def step_time(self, batch: StepBatch) -> int:
+        """Answer the time of *batch*, in ticks."""
         num_decodes, decode_context, prefills, num_sampled = batch
+        if not prefills:
+            fixed, per_context = self.decode_line(num_decodes)
+            return fixed + per_context * decode_context
         num_tokens = num_decodes
         for chunk, _ in prefills:
             num_tokens += chunk
-        layer = 0.0
-        for gemm in self.layer_gemms:
-            layer += gemm.time_ps(num_tokens)
+        layer = self._layer_gemms_ps(num_tokens) + self.prefill_attention_ps(prefills)
         if num_decodes:
             layer += self.decode_attention_ps(num_decodes, decode_context)
-        if prefills:
-            layer += self.prefill_attention_ps(prefills)
         step = self.num_layers * layer
         if num_sampled:
             step += self.lm_head.time_ps(num_sampled)
-        return round(step)
+        return round(step * TICKS_PER_PS)
+
+    def decode_line(self, num_decodes: int) -> DecodeLine:
+        """Answer the line of *num_decodes* requests; each is computed once."""
+        line = self._lines.get(num_decodes)
+        if line is None:
+            layer = self._layer_gemms_ps(num_decodes) + self.decode_attention_ps(num_decodes, 0)
+            step = self.num_layers * layer + self.lm_head.time_ps(num_decodes)
+            slope = self.num_layers * self._decode_context_ps
+            line = DecodeLine(round(step * TICKS_PER_PS), round(slope * TICKS_PER_PS))
+            self._lines[num_decodes] = line
+        return line
+
+    def _layer_gemms_ps(self, num_tokens: int) -> float:
+        layer = 0.0
+        for gemm in self.layer_gemms:
+            layer += gemm.time_ps(num_tokens)
+        return layer

@@ -3,18 +3,17 @@
 import math
 
 from sim.errors import ConfigError
-from sim.timing.base import StepBatch
-from workloads.record import PS_PER_S
+from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch
 
 
-def _to_ps(what: str, seconds: float) -> int:
-    """Answer *seconds* in picoseconds; ConfigError, naming *what*, unless it is a usable time."""
+def _to_ticks(what: str, seconds: float) -> int:
+    """Answer *seconds* in ticks; ConfigError, naming *what*, unless it is a usable time."""
     if not math.isfinite(seconds) or seconds < 0:
         raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 or more, finite")
-    ps = round(seconds * PS_PER_S)
-    if seconds > 0 and ps == 0:
-        raise ConfigError(f"--step-time: {what} is {seconds} s, below the resolution of 1e-12 s")
-    return ps
+    ticks = round(seconds * TICKS_PER_S)
+    if seconds > 0 and ticks == 0:
+        raise ConfigError(f"--step-time: {what} is {seconds} s, below the resolution of 1e-16 s")
+    return ticks
 
 
 class ConstantStepTime:
@@ -28,15 +27,19 @@ class ConstantStepTime:
         """
         self.provenance = "assumed"
         self.description = f"constant, {seconds} s a step"
-        self._step_ps = _to_ps("constant:SECONDS", seconds)
-        if self._step_ps == 0:
+        self._line = DecodeLine(_to_ticks("constant:SECONDS", seconds), 0)
+        if self._line.fixed == 0:
             raise ConfigError(
                 "--step-time constant:0 would freeze the clock, expected more than 0 seconds"
             )
 
-    def step_time_ps(self, batch: StepBatch) -> int:  # noqa: ARG002  # part of the contract
-        """Answer the constant, in picoseconds."""
-        return self._step_ps
+    def step_time(self, batch: StepBatch) -> int:  # noqa: ARG002  # part of the contract
+        """Answer the constant, in ticks."""
+        return self._line.fixed
+
+    def decode_line(self, num_decodes: int) -> DecodeLine:  # noqa: ARG002  # part of the contract
+        """Answer a level line."""
+        return self._line
 
 
 class LinearStepTime:
@@ -48,7 +51,7 @@ class LinearStepTime:
     """
 
     def __init__(self, base: float, per_token: float, per_context_token: float) -> None:
-        """Take the coefficients in seconds; each is rounded to picoseconds once, here.
+        """Take the coefficients in seconds; each is rounded to ticks once, here.
 
         Raises:
             ConfigError: a coefficient is negative or not finite, or all are zero.
@@ -57,18 +60,22 @@ class LinearStepTime:
         self.description = (
             f"linear, {base} s + {per_token} s a token + {per_context_token} s a context token"
         )
-        self.base_ps = _to_ps("linear's BASE", base)
-        self.per_token_ps = _to_ps("linear's PER_TOKEN", per_token)
-        self.per_context_token_ps = _to_ps("linear's PER_CONTEXT_TOKEN", per_context_token)
-        if self.base_ps == self.per_token_ps == self.per_context_token_ps == 0:
+        self.base = _to_ticks("linear's BASE", base)
+        self.per_token = _to_ticks("linear's PER_TOKEN", per_token)
+        self.per_context_token = _to_ticks("linear's PER_CONTEXT_TOKEN", per_context_token)
+        if self.base == self.per_token == self.per_context_token == 0:
             raise ConfigError(
                 "--step-time linear:0,0,0 would freeze the clock, expected a coefficient above 0"
             )
 
-    def step_time_ps(self, batch: StepBatch) -> int:
-        """Answer the time of *batch*, in picoseconds."""
+    def step_time(self, batch: StepBatch) -> int:
+        """Answer the time of *batch*, in ticks."""
         num_tokens, context = batch.num_decodes, batch.decode_context
         for chunk, attended in batch.prefills:
             num_tokens += chunk
             context += attended
-        return self.base_ps + self.per_token_ps * num_tokens + self.per_context_token_ps * context
+        return self.base + self.per_token * num_tokens + self.per_context_token * context
+
+    def decode_line(self, num_decodes: int) -> DecodeLine:
+        """Answer the line of *num_decodes* tokens."""
+        return DecodeLine(self.base + self.per_token * num_decodes, self.per_context_token)

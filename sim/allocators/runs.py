@@ -1,0 +1,55 @@
+"""Decode runs for an allocator that has no way of its own: one request, one step at a time."""
+
+from sim.allocators.base import Allocator, DecodeRuns, Taken
+from sim.request import Request
+
+
+class SingleSteps:
+    """Serves decode steps through `Allocator.allocate_slots`; a step costs its batch.
+
+    Always right, so that an allocator needs only the five methods of the contract. Nothing is known
+    of what a step changes, so `generation` never stands still.
+    """
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._decoding: dict[Request, None] = {}
+        self._asked = 0
+        self.taken: list[Taken] = []
+
+    @property
+    def generation(self) -> int:
+        """A new number every time (see `DecodeRuns.generation`)."""
+        self._asked += 1
+        return self._asked
+
+    def join(self, request: Request) -> None:
+        """See `DecodeRuns.join`."""
+        self._decoding[request] = None
+
+    def leave(self, request: Request) -> None:
+        """See `DecodeRuns.leave`."""
+        del self._decoding[request]
+
+    def grant(self, max_steps: int) -> int:
+        """Answer 0 always (see `DecodeRuns.grant`): every step is served one by one."""
+        del max_steps
+        return 0
+
+    def touched(self) -> list[Request]:
+        """Answer everybody, in running order (see `DecodeRuns.touched`)."""
+        return sorted(self._decoding, key=lambda request: request.order)
+
+    def serve(self, request: Request) -> bool:
+        """See `DecodeRuns.serve`."""
+        return self._allocator.allocate_slots(request, 1) is not None
+
+    def advance(self) -> None:
+        """See `DecodeRuns.advance`."""
+        for request in self._decoding:
+            request.num_computed_tokens += 1
+
+
+def decode_runs(allocator: Allocator) -> DecodeRuns:
+    """Answer what serves the decode runs of *allocator*: itself if it can."""
+    return allocator if isinstance(allocator, DecodeRuns) else SingleSteps(allocator)
