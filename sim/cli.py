@@ -28,14 +28,13 @@ from sim.settings import (
     Given,
     Resolved,
     Setting,
-    plain,
     read_config_file,
     resolve,
     settings,
 )
 from sim.simulation import RunResult, Simulation
 from sim.summary import summarize
-from workloads.errors import TraceError, did_you_mean, quote
+from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.readers import read_trace
 from workloads.record import Trace
 from workloads.samples import CONVERSATION

@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from sim.errors import FileError
 from sim.simulation import RunResult
-from workloads.errors import quote
+from workloads.errors import plain
 
 
 def make_output_dir(path: str | Path) -> Path:
@@ -33,7 +33,7 @@ def make_output_dir(path: str | Path) -> Path:
             pass
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise FileError(
-            f"--output-dir {quote(str(path))}: {reason(error)}; "
+            f"--output-dir {plain(str(path))}: {reason(error)}; "
             "expected a folder that can be made and written to"
         ) from None
     return folder
@@ -65,7 +65,8 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(
-            f"{path} cannot be written: {reason(error)}; expected room and a writable folder"
+            f"{plain(str(path))} cannot be written: {reason(error)}; "
+            "expected room and a writable folder"
         ) from error
 
 

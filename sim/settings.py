@@ -32,7 +32,7 @@ from sim.config import (
 from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.models import get_model
-from workloads.errors import MAX_QUOTE, did_you_mean, quote
+from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
 from workloads.readers import READERS
 
 FILE_RANK, FLAG_RANK = 1, 2
@@ -116,7 +116,8 @@ class Given(NamedTuple):
             return f"{self.where} ({quote(self.value)})"
         if isinstance(self.value, bool):
             return self.where
-        return f"{self.where} {plain(str(self.value))}"
+        text = str(self.value)
+        return f"{self.where} {plain(text) if len(text) <= MAX_QUOTE else quote(text)}"
 
 
 class Resolved(NamedTuple):
@@ -125,12 +126,6 @@ class Resolved(NamedTuple):
     run: RunConfig
     output: OutputConfig
     notes: list[str]
-
-
-def plain(text: str) -> str:
-    """Answer *text* as it is for a message, quoted and cut where it would not be readable."""
-    readable = text.isprintable() and text == text.strip() and 0 < len(text) <= MAX_QUOTE
-    return text if readable else quote(text)
 
 
 def _bare(annotation: Any) -> Any:
