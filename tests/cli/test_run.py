@@ -99,9 +99,10 @@ def test_json_of_a_run_that_serves_nobody_has_nulls(kvsim: Kvsim, busy_trace: Pa
     assert (summary["completed"], summary["failed"]) == (0, 12)
     assert summary["refused"] == {"prompt_too_long": 12}
     assert summary["mean_ttft_ms"] is None
-    assert "Refused (prompt_too_long):               12 " in kvsim(
-        "run", "--trace", busy_trace, "--max-model-len", "4"
-    ).out
+    assert (
+        "Refused (prompt_too_long):               12 "
+        in kvsim("run", "--trace", busy_trace, "--max-model-len", "4").out
+    )
 
 
 LATENCIES = (
@@ -317,7 +318,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def test_a_full_disk_leaves_old_files_whole(
     kvsim: Kvsim, busy_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """The write of the *nth* file fails half-way: what stood before stands, files before are new."""
+    """Where the write of the *nth* file fails half-way, what stood there stands."""
     names = ["requests.parquet", "steps.parquet", "summary.json", "manifest.json"]
     out = tmp_path / "out"
     kvsim("run", "--trace", busy_trace, *FLAGS, "-o", out)
