@@ -116,8 +116,8 @@ class Recorder:
         self.capacity = capacity
         self._save_steps = save_steps
         self._rows: list[StepRow] = []
-        self._start_ps = int(trace.arrival_ps[0])
-        self._now_ps = self._start_ps
+        self._now_ps = int(trace.arrival_ps[0])
+        self._first_served_ps = UNSET
         self._idle_split = (0,) * (len(SLOT_STATES) - 1) + (capacity,)
         self._refused: dict[int, str] = {}
         size = len(trace)
@@ -317,7 +317,9 @@ class Recorder:
                 gaps[end_ps - last] += 1
         if in_step:
             gaps[end_ps - start_ps] += in_step
-        second = (end_ps - self._start_ps) // PS_PER_S
+        if self._first_served_ps == UNSET and output.admitted:  # first come, first served
+            self._first_served_ps = output.admitted[0].arrival_ps
+        second = (end_ps - self._first_served_ps) // PS_PER_S
         self.totals.tokens_in_second[second] += len(output.sampled)
 
     def _on_finished(self, request: Request, step: int, end_ps: int) -> None:
