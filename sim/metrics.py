@@ -11,12 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from sim.allocators.base import MemoryStats
+from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
+from workloads.errors import quote
 from workloads.record import PS_PER_S, IntArray, Trace
 
 SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 """Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
+
+MAX_PS = 2**63 - 1
+"""Latest time that the tables can hold: 106 days."""
 
 
 def slot_split(stats: MemoryStats) -> tuple[int, ...]:
@@ -69,8 +74,8 @@ class StepRow:
 
 
 _STEP_COUNTS = [f.name for f in fields(StepRow) if f.metadata.get("column", True)]
-_SUMMED = ("num_steps", "duration_ps", *_STEP_COUNTS[6:10])
-"""Counts that a further step of a run adds to; the later ones are 0 inside a run."""
+_SUMMED = ("num_steps", "duration_ps", "num_refusals", *_STEP_COUNTS[6:10])
+"""Counts that a further step of a run adds to; the others are 0 inside a run."""
 
 
 @dataclass(slots=True)
@@ -111,8 +116,8 @@ class Recorder:
         self.capacity = capacity
         self._save_steps = save_steps
         self._rows: list[StepRow] = []
-        self._start_ps = int(trace.arrival_ps[0])
-        self._now_ps = self._start_ps
+        self._now_ps = int(trace.arrival_ps[0])
+        self._first_served_ps = UNSET
         self._idle_split = (0,) * (len(SLOT_STATES) - 1) + (capacity,)
         self._refused: dict[int, str] = {}
         size = len(trace)
@@ -226,16 +231,19 @@ class Recorder:
         table["time"] = table.pop("start_ps") / PS_PER_S
         table["duration"] = table.pop("duration_ps") / PS_PER_S
         for position, state in enumerate(SLOT_STATES):
-            table[f"kv_{state}_slots"] = [
-                row.slot_time[position] / row.duration_ps
-                if row.duration_ps
-                else float(row.split[position])
-                for row in rows
-            ]
+            table[f"kv_{state}_slots"] = np.array(
+                [
+                    row.slot_time[position] / row.duration_ps
+                    if row.duration_ps
+                    else float(row.split[position])
+                    for row in rows
+                ],
+                dtype=np.float64,
+            )
         if self._save_steps:
             table.update(_names(rows))
         first = ("step", "num_steps", "time", "duration")
-        return pa.table({name: table[name] for name in (*first, *(table.keys() - set(first)))})
+        return pa.table({name: table[name] for name in dict.fromkeys((*first, *table))})
 
     def _on_idle(self, step: int, until_ps: int) -> None:
         """Note time in which no request was alive or the queue could not move."""
@@ -283,7 +291,7 @@ class Recorder:
             or last.num_prefill_tokens
             or row.num_preempted
             or row.num_finished
-            or row.num_refusals != last.num_refusals
+            or row.num_refusals * last.num_steps != last.num_refusals
         ):
             self._rows.append(row)
             return
@@ -309,10 +317,17 @@ class Recorder:
                 gaps[end_ps - last] += 1
         if in_step:
             gaps[end_ps - start_ps] += in_step
-        second = (end_ps - self._start_ps) // PS_PER_S
+        if self._first_served_ps == UNSET and output.admitted:  # first come, first served
+            self._first_served_ps = output.admitted[0].arrival_ps
+        second = (end_ps - self._first_served_ps) // PS_PER_S
         self.totals.tokens_in_second[second] += len(output.sampled)
 
     def _on_finished(self, request: Request, step: int, end_ps: int) -> None:
+        if end_ps > MAX_PS:
+            raise ConfigError(
+                f"request {quote(request.request_id)} ends after {end_ps / PS_PER_S:.3g} simulated "
+                f"seconds, expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
+            )
         self.num_done += 1
         columns, index = self._columns, request.index
         for name in ("num_output_tokens", "scheduled_step", "first_token_step"):

@@ -1,16 +1,17 @@
 """Step times that are assumed: a constant, and a linear function of tokens and context."""
 
-import math
-
 from sim.errors import ConfigError
 from sim.timing.base import StepBatch
 from workloads.record import PS_PER_S
 
+MAX_S = 1_000_000
+"""Longest step in seconds; it stays far below the 106 days that int64 picoseconds can hold."""
+
 
 def _to_ps(what: str, seconds: float) -> int:
     """Answer *seconds* in picoseconds; ConfigError, naming *what*, unless it is a usable time."""
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 or more, finite")
+    if not 0 <= seconds <= MAX_S:  # NaN is not, either
+        raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 to {MAX_S}")
     ps = round(seconds * PS_PER_S)
     if seconds > 0 and ps == 0:
         raise ConfigError(f"--step-time: {what} is {seconds} s, below the resolution of 1e-12 s")
