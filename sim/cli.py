@@ -4,6 +4,8 @@ Results go to stdout and to files, everything else to stderr. Exit code 2 for wr
 what cannot be done, 0 otherwise.
 """
 
+import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,18 +16,28 @@ import click
 import msgspec
 from tqdm import tqdm
 
-from sim.config import OutputConfig
-from sim.errors import CapacityError, ConfigError, OutputError
+from sim.config import LoadConfig, OutputConfig
+from sim.errors import CapacityError, ConfigError, FileError
 from sim.kv_spec import kv_cache_lines
 from sim.metrics import Recorder
 from sim.report import comparison_report, comparison_rows, provenance, run_report
-from sim.results import atomic, make_output_dir, write_json, write_run
-from sim.settings import FLAG_RANK, Given, Resolved, Setting, read_config_file, resolve, settings
+from sim.results import atomic, make_output_dir, reason, write_comparison, write_run
+from sim.settings import (
+    FILE_RANK,
+    FLAG_RANK,
+    Given,
+    Resolved,
+    Setting,
+    read_config_file,
+    resolve,
+    settings,
+)
 from sim.simulation import RunResult, Simulation
 from sim.summary import summarize
-from workloads.errors import TraceError
+from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.readers import read_trace
 from workloads.record import Trace
+from workloads.samples import CONVERSATION
 
 COMPARED = ("reserve-max", "reserve-pow2", "reserve-oracle", "paged", "prefix")
 """What ``kvsim compare`` runs when no allocator is named."""
@@ -48,16 +60,12 @@ def _option(setting: Setting) -> click.Option:
 def _given(values: dict[str, Any]) -> dict[str, Given]:
     """Answer what the user gave; a flag wins over ``--config``."""
     config = values.pop("config")
-    given = read_config_file(config) if config else {}
+    given = read_config_file(config) if config is not None else {}
     for setting in settings():
         value = values[setting.name]
         if value is not None:
-            shown = setting.flag
-            if value is False:
-                shown = f"--no-{setting.flag[2:]}"
-            elif value is not True:
-                shown += f" {value}"
-            given[setting.name] = Given(value, FLAG_RANK, shown)
+            flag = f"--no-{setting.flag[2:]}" if value is False else setting.flag
+            given[setting.name] = Given(value, FLAG_RANK, flag)
     return given
 
 
@@ -67,13 +75,22 @@ def _say(text: str) -> None:
 
 def _command(name: str, function: Callable[[dict[str, Given]], int], doc: str) -> click.Command:
     def callback(**values: Any) -> int:
+        if extra := click.get_current_context().args:
+            raise click.UsageError(
+                f"unexpected argument {quote(extra[0])}; a trace is given as --trace FILE, "
+                "every other setting by its flag"
+            )
         return function(_given(values))
 
     config = click.Option(
         ["--config"], metavar="FILE", help="JSON or TOML file with flags by name; flags win."
     )
     return click.Command(
-        name, callback=callback, params=[config, *(map(_option, settings()))], help=doc
+        name,
+        callback=callback,
+        params=[config, *(map(_option, settings()))],
+        help=doc,
+        context_settings={"allow_extra_args": True},
     )
 
 
@@ -98,25 +115,34 @@ def _simulate(simulation: Simulation) -> RunResult:
         return simulation.run(update)
 
 
-def _load(resolved: Resolved) -> Trace:
+def _load(load: LoadConfig, notes: list[str]) -> Trace:
     """Read the trace and say on stderr what the user should know before the run."""
-    load = resolved.run.load
-    assert load.trace is not None, "resolved"
-    trace = read_trace(load.trace, load.trace_format)
-    for note in (*resolved.notes, *(f"{trace.name}: {note}" for note in trace.notes)):
+    if load.trace is None:
+        # Its name without the place of installation: results do not depend on that.
+        trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
+    else:
+        trace = read_trace(load.trace, load.trace_format)
+    for note in (*notes, *(f"{trace.name}: {note}" for note in trace.notes)):
         _say(f"note: {note}")
     return trace
 
 
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
 def _run(given: dict[str, Given]) -> int:
+    if "allocator" in given and "," in str(given["allocator"].value):
+        raise ConfigError(
+            f"{given['allocator'].shown}: kvsim run takes one allocator, kvsim compare a list"
+        )
     resolved = resolve(given)
     output = resolved.output
     if output.output_dir is None and (output.save_steps or output.save_block_tables):
-        raise ConfigError(
-            "--save-steps and --save-block-tables need a folder: add --output-dir DIR"
-        )
-    trace = _load(resolved)
-    folder = make_output_dir(output.output_dir) if output.output_dir else None
+        flag = "--save-steps" if output.save_steps else "--save-block-tables"
+        raise ConfigError(f"{flag} needs a folder: add --output-dir DIR")
+    trace = _load(resolved.run.load, resolved.notes)
+    folder = make_output_dir(output.output_dir) if output.output_dir is not None else None
     with _block_tables(folder, output) as block_tables:
         simulation = Simulation(
             resolved.run, trace, save_steps=output.save_steps, block_tables=block_tables
@@ -126,7 +152,7 @@ def _run(given: dict[str, Given]) -> int:
     if folder is not None:
         write_run(folder, result, summary, output.format)
     if output.json:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        _print_json(summary)
     else:
         click.echo(provenance(summary))
         click.echo(kv_cache_lines(result.pool, resolved.run.model.max_model_len or 0))
@@ -144,13 +170,12 @@ def _block_tables(folder: Path | None, output: OutputConfig) -> Iterator[TextIO 
 
 
 def _compare(given: dict[str, Given]) -> int:
-    names = str(given["allocator"].value).split(",") if "allocator" in given else list(COMPARED)
-    resolved = [resolve(_only_for(name.strip(), given)) for name in names]
+    notes: list[str] = []
+    resolved = _compared(given, notes)
     output = resolved[0].output
     if output.save_block_tables:
         raise ConfigError("--save-block-tables is for kvsim run, which has one allocator")
-    trace = _load(resolved[0])
-    folder = make_output_dir(output.output_dir or "kvsim-results")
+    trace = _load(resolved[0].run.load, notes + resolved[0].notes)
     simulations, skipped = [], []
     for each in resolved:
         try:
@@ -159,47 +184,98 @@ def _compare(given: dict[str, Given]) -> int:
             skipped.append(f"skipped {each.run.label}: {error}")
     if not simulations:
         raise CapacityError("; ".join(skipped))
-    rows, run_folders = [], []
+    folder = make_output_dir("kvsim-results" if output.output_dir is None else output.output_dir)
+    summaries, run_folders = [], []
     for simulation in simulations:
         result = _simulate(simulation)
-        rows.append(summarize(result))
+        summaries.append(summarize(result))
         run_folders.append(make_output_dir(folder / result.config.label))
-        write_run(run_folders[-1], result, rows[-1], output.format)
-    rows = comparison_rows(rows)
-    write_json(folder / "compare.json", rows)
-    from sim.plots import write_figures  # noqa: PLC0415  # matplotlib: only who draws pays for it
+        write_run(run_folders[-1], result, summaries[-1], output.format)
+    rows = comparison_rows(summaries)
+    files = write_comparison(folder, rows)
+    if rows[0]["num_steps"]:
+        from sim.plots import write_figures  # noqa: PLC0415  # only who draws pays for matplotlib
 
-    figures = write_figures(folder, run_folders)
+        files += write_figures(folder, run_folders)
+    else:
+        _say("note: no figures, because no request was served")
     if output.json:
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        _print_json(rows)
     else:
         click.echo(provenance(rows[0]))
         click.echo(
             kv_cache_lines(simulations[0].result.pool, resolved[0].run.model.max_model_len or 0)
         )
         click.echo(comparison_report(rows))
-    _say(
-        f"wrote {folder}: compare.json, {', '.join(path.name for path in figures)}, "
-        f"{', '.join(path.name + '/' for path in run_folders)}"
-    )
+    written = [*(path.name for path in files), *(f"{path.name}/" for path in run_folders)]
+    _say(f"wrote {folder}: {', '.join(written)}")
     for line in skipped:
         _say(line)
     return 1 if skipped else 0
 
 
-def _only_for(name: str, given: dict[str, Given]) -> dict[str, Given]:
+def _compared(given: dict[str, Given], notes: list[str]) -> list[Resolved]:
+    """Answer one configuration an allocator; add to *notes* what has no effect on any."""
+    names, where = list(COMPARED), "--allocator"
+    if "allocator" in given:
+        where = given["allocator"].where
+        listed = given["allocator"].value
+        names = [name.strip() for name in listed.split(",")] if isinstance(listed, str) else [""]
+        if not all(names):
+            raise ConfigError(
+                f"{where}: expected names separated by commas, like {','.join(COMPARED)}, "
+                f"got {quote(listed)}"
+            )
+    useless = ["enable_prefix_caching"]
+    if "contiguous" not in names:
+        useless.append("reservation")
+        if not any(name.startswith("reserve-") for name in names):
+            useless.append("placement")
+    for setting in useless:
+        if setting in given:
+            why = f"has no effect on kvsim compare of {', '.join(names)}"
+            if given[setting].rank > FILE_RANK:
+                raise ConfigError(f"{given[setting].shown} {why}: leave it out")
+            notes.append(f"{given[setting].shown} {why}")
+    resolved = [resolve(_only_for(name, where, given)) for name in names]
+    labels = [each.run.label for each in resolved]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(
+                f"{where} {plain(','.join(names))}: {label} is there twice; "
+                "expected each allocator once"
+            )
+    return resolved
+
+
+def _only_for(name: str, where: str, given: dict[str, Given]) -> dict[str, Given]:
     """Answer *given* for one allocator of a comparison, without the settings of the others."""
     mine = dict(given)
-    mine["allocator"] = Given(name, FLAG_RANK, f"--allocator {name}")
-    if name != "contiguous" and not name.startswith("reserve-"):
-        mine.pop("placement", None)
+    mine["allocator"] = Given(name, FLAG_RANK, where)
+    mine.pop("enable_prefix_caching", None)
     if name != "contiguous":
         mine.pop("reservation", None)
+        if not name.startswith("reserve-"):
+            mine.pop("placement", None)
     return mine
 
 
+class _Commands(click.Group):
+    """The commands by name; an unknown one is refused with the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Answer the command that *args* start with."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(
+                f"unknown command {quote(args[0])}; {did_you_mean(args[0], self.commands)}"
+            )
+        return super().resolve_command(ctx, args)
+
+
 def _cli() -> click.Group:
-    group = click.Group(
+    group = _Commands(
         "kvsim",
         help="How many users can a GPU hold, and why: replay request traces through "
         "interchangeable KV-cache allocators.",
@@ -224,20 +300,29 @@ def _cli() -> click.Group:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; answer the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if not arguments:
+            raise click.UsageError("a command is missing; choices: compare, run; or --help")  # noqa: TRY301
         return int(_cli().main(arguments, prog_name="kvsim", standalone_mode=False) or 0)
-    except click.UsageError as error:
-        _say(f"kvsim: {error.format_message()}")
-        return 2
-    except (CapacityError, OutputError, TraceError) as error:
-        _say(f"kvsim: {error}")
+    except BrokenPipeError:  # whoever read the output, like head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ConfigError as error:
-        _say(f"kvsim: {error}")
-        return 2
-    except OSError as error:
-        _say(f"kvsim: {error.filename or 'output'}: {error.strerror or error}")
-        return 1
+    except (click.UsageError, ConfigError, TraceError, OSError) as error:
+        code, message = _refusal(error)
+        _say(f"kvsim: {' '.join(message.splitlines())}")
+        return code
     except (click.Abort, KeyboardInterrupt):
         _say("kvsim: interrupted")
         return 130
+
+
+def _refusal(error: Exception) -> tuple[int, str]:
+    """Answer exit code and message: 2 for wrong usage, 1 for what cannot be done."""
+    if isinstance(error, click.UsageError):
+        return 2, error.format_message()
+    if isinstance(error, OSError):
+        return 1, f"{error.filename or 'standard output'}: {reason(error)}"
+    if isinstance(error, ConfigError) and not isinstance(error, CapacityError | FileError):
+        return 2, str(error)
+    return 1, str(error)

@@ -9,7 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""A count; the bound keeps the product of two of them within 64 bits."""
+
+Reservation = Literal["max", "pow2", "oracle"]
+NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class _Concern(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +31,11 @@ class LoadConfig(_Concern, frozen=True):
     ] = None
     seed: Annotated[
         int,
-        Meta(ge=0, description="Recorded in the manifest; replaying a trace draws nothing."),
+        Meta(
+            ge=0,
+            le=2**63 - 1,
+            description="Recorded in the manifest; replaying a trace draws nothing.",
+        ),
     ] = 0
 
 
@@ -57,7 +65,7 @@ class CacheConfig(_Concern, frozen=True):
         ),
     ] = None
     reservation: Annotated[
-        Literal["max", "pow2", "oracle"],
+        Reservation,
         Meta(
             description="What the contiguous allocator reserves (kvsim only): max_model_len, the "
             "prompt and the next power of two of the output, or exactly what will be written."
@@ -77,7 +85,7 @@ class CacheConfig(_Concern, frozen=True):
         ),
     ] = 0.92
     kv_cache_memory_bytes: Annotated[
-        PositiveInt | None,
+        NumBytes | None,
         Meta(description="Bytes for the KV cache; overrides --gpu-memory-utilization."),
     ] = None
     num_gpu_blocks_override: Annotated[
@@ -108,7 +116,12 @@ class SchedulerConfig(_Concern, frozen=True):
         bool, Meta(description="Cut a prompt that does not fit the token budget into chunks.")
     ] = True
     long_prefill_token_threshold: Annotated[
-        int, Meta(ge=0, description="Longest prompt chunk of one request a step; 0 is no limit.")
+        int,
+        Meta(
+            ge=0,
+            le=2**31 - 1,
+            description="Longest prompt chunk of one request a step; 0 is no limit.",
+        ),
     ] = 0
     scheduler_reserve_full_isl: Annotated[
         bool,
@@ -179,14 +192,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.cache.allocator)
 
     def flat(self) -> dict[str, Any]:
-        """Answer every setting by the name of its flag."""
+        """Answer every setting of the run by the name of its flag: a ``--config`` file repeats it.
+
+        What only the contiguous allocator reads is left out for the others.
+        """
         concerns = (self.load, self.model, self.cache, self.scheduler, self.timing)
         return {
             name: value
             for concern in concerns
             for name, value in msgspec.structs.asdict(concern).items()
+            if name not in CONTIGUOUS_ONLY or self.cache.allocator == "contiguous"
         }
 
+
+CONTIGUOUS_ONLY = ("reservation", "placement")
+"""Settings of the contiguous allocator alone."""
 
 CONCERNS: dict[str, type[_Concern]] = {
     "load": LoadConfig,

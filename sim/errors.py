@@ -2,7 +2,7 @@
 
 ConfigError
  ├─ CapacityError
- └─ OutputError
+ └─ FileError
 """
 
 
@@ -14,5 +14,5 @@ class CapacityError(ConfigError):
     """Settings that are valid and do not fit the memory there is; the message has both numbers."""
 
 
-class OutputError(ConfigError):
-    """A folder or file that cannot be written."""
+class FileError(ConfigError):
+    """A folder or file that cannot be read or written: which, and why."""

@@ -347,5 +347,6 @@ def check_max_model_len(
     if needed > available:
         raise CapacityError(
             f"max_model_len {max_model_len} needs {needed} {unit}, the pool has {available}: "
-            f"lower --max-model-len to at most {longest} or raise --gpu-memory-utilization"
+            f"lower --max-model-len to at most {longest} or enlarge the pool "
+            "(--gpu-memory-utilization, --num-gpu-blocks-override)"
         )

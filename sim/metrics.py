@@ -14,12 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sim.allocators.base import MemoryStats, Taken
+from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray, Trace
 
 FloatArray = npt.NDArray[np.float64]
+
+MAX_PS = 2**63 - 1
+"""Latest time that the tables can hold: 106 days."""
 
 SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 """Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
@@ -134,6 +138,7 @@ class Recorder:
         self._save_steps = save_steps
         self._start_ps = int(trace.arrival_ps[0])
         self._now_ps = self._start_ps
+        self._first_served_ps = UNSET
         self._steps = array("q")
         self._slots = array("d")
         self._requests = array("q", [UNSET]) * (len(_REQUEST_COLUMNS) * len(trace))
@@ -180,6 +185,11 @@ class Recorder:
         total = times.total
         start_ps = start // TICKS_PER_PS
         end_ps = (start + total) // TICKS_PER_PS
+        if end_ps > MAX_PS:
+            raise ConfigError(
+                f"the run reaches {end_ps / PS_PER_S:.3g} simulated seconds, "
+                f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
+            )
         num_prefill_tokens = sum(chunk for chunk, _ in output.batch.prefills)
         self._steps.extend(
             (
@@ -314,7 +324,7 @@ class Recorder:
         extra = sorted(self._gaps.items())
         gaps = np.concatenate([gaps, np.array([gap for gap, _ in extra], dtype=np.float64)])
         weights = np.concatenate([weights, np.array([n for _, n in extra], dtype=np.int64)])
-        seconds = (ends - self._start_ps) // PS_PER_S
+        seconds = (ends - self._first_served_ps) // PS_PER_S
         per_second = np.bincount(seconds.astype(np.int64), weights=sampled) if len(ends) else [0]
         return Totals(
             counts={name: int(rows[name].sum()) for name in _COUNTED},
@@ -341,6 +351,8 @@ class Recorder:
         )
 
     def _on_prefills(self, output: SchedulerOutput, step: int, start_ps: int, end_ps: int) -> None:
+        if self._first_served_ps == UNSET and output.admitted:  # first come, first served
+            self._first_served_ps = output.admitted[0].arrival_ps
         for request in output.admitted:
             request.scheduled_step, request.scheduled_ps = step, start_ps
             self._waiting_ps += start_ps - request.arrival_ps

@@ -145,11 +145,11 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Summary]:
 def comparison_report(rows: Sequence[Summary]) -> str:
     """Answer the tables of a comparison: a row an allocator, the best of a column marked."""
     first = rows[0]
-    requests = f"{first['num_prompts']:,} requests, {first['model_id']} on {first['gpu']}, "
     return "\n\n".join(
         [
-            requests
-            + f"block size {first['block_size']}; * best; factors against {first['baseline']}",
+            f"{first['num_prompts']:,} requests, {first['model_id']} on {first['gpu']}, "
+            f"block size {first['block_size']}\n"
+            f"* is the best of its column; factors are against {first['baseline']}",
             "Concurrency, and where the KV slots are (time-weighted % of the pool)",
             _table(rows, _MEMORY),
             "Throughput and latency",

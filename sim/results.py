@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -15,42 +15,59 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from sim.errors import OutputError
+from sim.errors import FileError
 from sim.simulation import RunResult
+from workloads.errors import plain
 
 
 def make_output_dir(path: str | Path) -> Path:
     """Create the folder if need be and answer it, writable.
 
     Raises:
-        OutputError: if it cannot be made or written to.
+        FileError: if it cannot be made or written to.
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise OutputError(
-            f"--output-dir {path}: {error.strerror or error}; expected a folder that can be written"
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise FileError(
+            f"--output-dir {plain(str(path))}: {reason(error)}; "
+            "expected a folder that can be made and written to"
         ) from None
     return folder
 
 
+def reason(error: OSError | ValueError) -> str:
+    """Answer why, in the system's words, without number and file name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Lend a temporary name beside *path*; what was written there replaces *path* at the end."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    """Lend a temporary name beside *path*; what was written there replaces *path* at the end.
+
+    Raises:
+        FileError: it cannot be written; an older *path* is as it was.
+    """
     try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"{plain(str(path))} cannot be written: {reason(error)}; "
+            "expected room and a writable folder"
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -61,13 +78,18 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_table(folder: Path, name: str, table: pa.Table, table_format: str) -> None:
-    """Write *table* as ``<name>.parquet`` or ``<name>.csv``."""
+    """Write *table* as ``<name>.parquet`` or ``<name>.csv``, and take away the other of the two.
+
+    A table that an earlier run left in the other format would be taken for this run's.
+    """
     with atomic(folder / f"{name}.{table_format}") as temporary:
         if table_format == "csv":
             options = pa.csv.WriteOptions(quoting_style="needed")
             pa.csv.write_csv(table, temporary, options)
         else:
             pa.parquet.write_table(table, temporary)
+    for other in {"csv", "parquet"} - {table_format}:
+        (folder / f"{name}.{other}").unlink(missing_ok=True)
 
 
 def write_run(folder: Path, result: RunResult, summary: dict[str, Any], table_format: str) -> None:
@@ -76,6 +98,19 @@ def write_run(folder: Path, result: RunResult, summary: dict[str, Any], table_fo
     write_table(folder, "steps", result.recorder.step_table(), table_format)
     write_json(folder / "summary.json", summary)
     write_json(folder / "manifest.json", manifest(result))
+
+
+def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
+    """Write ``compare.json`` and ``compare.csv``, a row an allocator; answer the files."""
+    write_json(folder / "compare.json", rows)
+    reasons = sorted({reason for row in rows for reason in row["refused"]})
+    flat = [
+        {name: value for name, value in row.items() if name != "refused"}
+        | {f"refused_{reason}": row["refused"].get(reason, 0) for reason in reasons}
+        for row in rows
+    ]
+    write_table(folder, "compare", pa.Table.from_pylist(flat), "csv")
+    return [folder / "compare.json", folder / "compare.csv"]
 
 
 def manifest(result: RunResult) -> dict[str, Any]:
@@ -87,7 +122,7 @@ def manifest(result: RunResult) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in packages[1:]},
         },
-        "config": result.config.flat() | {"trace": result.trace.name},
+        "config": result.config.flat() | {"trace": result.config.load.trace and result.trace.name},
         "seeds": {"seed": result.config.load.seed},
         "trace": {
             "name": result.trace.name,
@@ -110,5 +145,8 @@ def _git_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return None
     return done.stdout.strip() or None

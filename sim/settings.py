@@ -9,28 +9,31 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from sim.allocators import ALLOCATORS
 from sim.config import (
     CONCERNS,
+    CONTIGUOUS_ONLY,
     CacheConfig,
     LoadConfig,
     ModelConfig,
     OutputConfig,
+    Reservation,
     RunConfig,
     SchedulerConfig,
     TimingConfig,
 )
-from sim.errors import ConfigError
+from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.models import get_model
-from workloads.errors import did_you_mean
-from workloads.samples import CONVERSATION
+from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
+from workloads.readers import READERS
 
 FILE_RANK, FLAG_RANK = 1, 2
 
@@ -41,6 +44,21 @@ _MULTIPLES = {
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
 """``1k`` is 1000 and ``1K`` 1024, as in vLLM (``utils/argparse_utils.py``)."""
+
+SHIPPED_MAX_MODEL_LEN = 8192
+"""Of the shipped workload: its longest request fits, and a small GPU can reserve several."""
+
+RESERVING = {f"reserve-{name}": name for name in typing.get_args(Reservation)}
+"""Names of the contiguous allocator that also say what it reserves."""
+
+_REGISTERED: dict[str, tuple[str, ...]] = {
+    "allocator": (*ALLOCATORS, *RESERVING),
+    "trace_format": tuple(READERS),
+}
+"""Settings whose values are names in a registry."""
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text (not empty)"}
+_BOUNDS = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
 
 
 class Setting(NamedTuple):
@@ -62,8 +80,21 @@ class Setting(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a Literal, else nothing."""
-        return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
+        """The names that it can have, nothing where there is no list of them."""
+        if typing.get_origin(self.type) is Literal:
+            return typing.get_args(self.type)
+        return _REGISTERED.get(self.name, ())
+
+    @property
+    def expected(self) -> str:
+        """What it can be, in words for a refusal."""
+        limits = [
+            f"{words} {bound}"
+            for meta in _metas(self.annotation)
+            for limit, words in _BOUNDS
+            if (bound := getattr(meta, limit)) is not None
+        ]
+        return ", ".join([_KINDS[self.type], *limits])
 
     @property
     def flag(self) -> str:
@@ -72,11 +103,21 @@ class Setting(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value that somebody gave; of two sources that disagree the higher *rank* wins."""
+    """A value that somebody gave *where*; of two that disagree the higher *rank* wins."""
 
     value: Any
     rank: int
     where: str
+
+    @property
+    def shown(self) -> str:
+        """Place and value, for a message."""
+        if self.rank == FILE_RANK:
+            return f"{self.where} ({quote(self.value)})"
+        if isinstance(self.value, bool):
+            return self.where
+        text = str(self.value)
+        return f"{self.where} {plain(text) if len(text) <= MAX_QUOTE else quote(text)}"
 
 
 class Resolved(NamedTuple):
@@ -94,6 +135,16 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
+def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
+    """Answer the msgspec constraints of a type, those inside a union too."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from annotation.__metadata__
+        yield from _metas(typing.get_args(annotation)[0])
+    elif isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        for part in typing.get_args(annotation):
+            yield from _metas(part)
+
+
 def settings() -> Iterator[Setting]:
     """Answer every setting, concern by concern."""
     for concern, model in CONCERNS.items():
@@ -108,31 +159,50 @@ def read_config_file(path: str) -> dict[str, Given]:
     """Answer the settings of a JSON or TOML file, by name.
 
     Raises:
-        ConfigError: unreadable, not of that format, or with a key that is no setting.
+        FileError: it cannot be read.
+        ConfigError: it is not of that format, or has a key that is no setting.
     """
-    try:
-        data = Path(path).read_bytes()
-        if Path(path).suffix == ".toml":
-            values = tomllib.loads(data.decode())
-        elif Path(path).suffix == ".json":
-            values = msgspec.json.decode(data)
-        else:
-            raise ConfigError(f"--config {path}: expected a name ending in .json or .toml")
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeError, RecursionError) as error:
-        raise ConfigError(f"--config {path}: not valid: {error}") from None
+    shown = f"--config {plain(path)}"
+    values = _parse(path, shown)
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: expected one object of settings")
+        raise ConfigError(
+            f"{shown}: expected an object of settings, "
+            f'like {{"block_size": 16}}, got {quote(values)}'
+        )
     known = [setting.name for setting in settings()]
-    given = {}
+    given: dict[str, Given] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
+        where = f"{shown}: key {quote(key)}"
         if name not in known:
-            raise ConfigError(f"--config {path}: unknown key {key!r}; {did_you_mean(name, known)}")
-        if value is not None:
-            given[name] = Given(value, FILE_RANK, f"{path}: key {key!r}")
+            raise ConfigError(f"{where} is unknown; {did_you_mean(name, known)}")
+        if name in given:
+            raise ConfigError(f"{where} is there twice, with a dash and with an underscore")
+        if value is not None:  # null, as in a manifest: the default
+            given[name] = Given(value, FILE_RANK, where)
     return given
+
+
+def _parse(path: str, shown: str) -> Any:
+    """Answer what the configuration file *path* holds; refusals call it *shown*."""
+    parsers: dict[str, Callable[[bytes], Any]] = {
+        ".json": msgspec.json.decode,
+        ".toml": lambda data: tomllib.loads(data.decode()),
+    }
+    suffix = Path(path).suffix.lower()
+    if suffix not in parsers:
+        raise ConfigError(f"{shown}: expected a name ending in .json or .toml")
+    try:
+        return parsers[suffix](Path(path).read_bytes())
+    except OSError as error:
+        raise FileError(
+            f"{shown}: {error.strerror or error}; expected a file that can be read"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{shown}: nested too deeply; expected a flat object") from None
+    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{shown}: not {suffix[1:].upper()}: {reason}") from None
 
 
 def resolve(given: Mapping[str, Given]) -> Resolved:
@@ -143,8 +213,7 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     """
     values = {s.name: _convert(s, given[s.name]) for s in settings() if s.name in given}
     if "trace" not in given:
-        values.setdefault("trace", str(CONVERSATION))
-        values.setdefault("max_model_len", 8192)
+        values.setdefault("max_model_len", SHIPPED_MAX_MODEL_LEN)
     notes: list[str] = []
     _choose_allocator(values, given, notes)
     _note_overridden(given, notes)
@@ -175,29 +244,23 @@ def _convert(setting: Setting, given: Given) -> Any:
     value, kind = given.value, setting.type
     if setting.choices and value not in setting.choices:
         raise ConfigError(
-            f"{given.where}: unknown value {value!r}; {did_you_mean(str(value), setting.choices)}"
+            f"{given.where}: unknown value {quote(value)}; "
+            f"{did_you_mean(str(value), setting.choices)}"
         )
+    suffixes = ""
     if given.rank == FLAG_RANK and kind in (int, float) and isinstance(value, str):
-        value = _number(kind, value, given.where)
+        suffixes = " (1k is 1000, 1K is 1024)" if kind is int else ""
+        value = _float(value) if kind is float else _whole(value.strip())
     try:
         value = msgspec.convert(value, setting.annotation)
-    except msgspec.ValidationError as error:
-        expected = str(error).replace("`", "").partition(" - at ")[0]
+        usable = value not in {None, ""} and (kind is not float or math.isfinite(value))
+    except msgspec.ValidationError:
+        usable = False
+    if not usable:
         raise ConfigError(
-            f"{given.where}: {expected[:1].lower()}{expected[1:]}, got {_shown(given.value)}"
-        ) from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{given.where}: expected a finite number, got {_shown(given.value)}")
+            f"{given.where}: expected {setting.expected}{suffixes}, got {quote(given.value)}"
+        )
     return value
-
-
-def _number(kind: type, text: str, where: str) -> int | float:
-    """Answer the number in *text*; an int may have a suffix of `_MULTIPLES`."""
-    number = _float(text) if kind is float else _whole(text.strip())
-    if number is None:
-        what = "a number" if kind is float else "a whole number (1k is 1000, 1K is 1024)"
-        raise ConfigError(f"{where}: expected {what}, got {_shown(text)}")
-    return number
 
 
 def _float(text: str) -> float | None:
@@ -215,48 +278,45 @@ def _whole(text: str) -> int | None:
     return int(number) if number.denominator == 1 else None
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _choose_allocator(values: dict[str, Any], given: Mapping[str, Given], notes: list[str]) -> None:
     """Settle allocator, reservation and enable_prefix_caching; refuse contradictions.
 
     A flag overrules the configuration file, with a note; equals that disagree are refused.
     """
-    if "allocator" not in values:
-        values["allocator"] = "prefix" if values.get("enable_prefix_caching", True) else "paged"
-    name = values["allocator"]
+    name = values.get("allocator")
+    if name is None:
+        name = "prefix" if values.get("enable_prefix_caching", True) else "paged"
+    values["allocator"] = "contiguous" if name in RESERVING else name
     implied: dict[str, Any] = {"enable_prefix_caching": name == "prefix"}
-    if name.startswith("reserve-"):
-        values["allocator"] = "contiguous"
-        implied["reservation"] = name.removeprefix("reserve-")
-        choices = next(s.choices for s in settings() if s.name == "reservation")
-        if implied["reservation"] not in choices:
-            names = [f"reserve-{choice}" for choice in choices]
-            raise ConfigError(f"--allocator {name!r} is unknown; {did_you_mean(name, names)}")
+    if name in RESERVING:
+        implied["reservation"] = RESERVING[name]
     for setting, value in implied.items():
         if setting in given and values[setting] != value:
-            _overrule(f"allocator {name}", given.get("allocator"), given[setting], notes)
+            _overrule(name, given, setting, notes)
         values[setting] = value
-    for setting in ("reservation", "placement"):
+    for setting in CONTIGUOUS_ONLY:
         if setting in given and values["allocator"] != "contiguous":
-            _overrule(f"allocator {name}", given.get("allocator"), given[setting], notes)
+            _overrule(name, given, setting, notes)
 
 
-def _overrule(winner: str, by: Given | None, loser: Given, notes: list[str]) -> None:
-    """Note that *loser* has no effect beside *winner*; refuse unless *by* stands above it."""
-    if by is None or by.rank <= loser.rank:
-        raise ConfigError(f"{loser.where} contradicts {winner}: leave one of them out")
-    notes.append(f"{loser.where} has no effect: {winner} was given on the command line")
+def _overrule(name: str, given: Mapping[str, Given], setting: str, notes: list[str]) -> None:
+    """Note that *setting* has no effect beside allocator *name*; refuse unless a flag named it."""
+    loser, by = given[setting], given.get("allocator")
+    if by is None:
+        raise ConfigError(
+            f"{loser.shown} has no effect on allocator {name}: "
+            f"add --allocator contiguous, or leave it out"
+        )
+    if by.rank <= loser.rank:
+        raise ConfigError(f"{loser.shown} contradicts {by.shown}: leave one of them out")
+    notes.append(f"{loser.shown} has no effect: {by.shown} wins")
 
 
 def _note_overridden(given: Mapping[str, Given], notes: list[str]) -> None:
     """Say which of the ways to size the pool has no effect, in vLLM's order of precedence."""
     ways = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     present = [given[way] for way in ways if way in given]
-    notes += [f"{loser.where} has no effect: {present[0].where} wins" for loser in present[1:]]
+    notes += [f"{loser.shown} has no effect: {present[0].shown} wins" for loser in present[1:]]
 
 
 def _complete(scheduler: SchedulerConfig, gpu: GpuSpec, max_model_len: int) -> SchedulerConfig:

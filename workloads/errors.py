@@ -17,6 +17,11 @@ def quote(value: object) -> str:
     return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "..."
 
 
+def plain(text: str) -> str:
+    """Answer *text*, a path say, whole and on one line; quoted only where it is not readable."""
+    return text if text.isprintable() and text == text.strip() != "" else repr(text)
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Answer "did you mean 'x'? " for the one of *choices* nearest to *word*, or nothing."""
     # The comparison takes quadratic time: the start of a long word has to do.

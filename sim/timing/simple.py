@@ -1,15 +1,16 @@
 """Step times that are assumed: a constant, and a linear function of tokens and context."""
 
-import math
-
 from sim.errors import ConfigError
 from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch
+
+MAX_S = 1_000_000
+"""Longest step in seconds; it stays far below the 106 days that int64 picoseconds can hold."""
 
 
 def _to_ticks(what: str, seconds: float) -> int:
     """Answer *seconds* in ticks; ConfigError, naming *what*, unless it is a usable time."""
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 or more, finite")
+    if not 0 <= seconds <= MAX_S:  # NaN is not, either
+        raise ConfigError(f"--step-time: {what} is {seconds}, expected seconds, 0 to {MAX_S}")
     ticks = round(seconds * TICKS_PER_S)
     if seconds > 0 and ticks == 0:
         raise ConfigError(f"--step-time: {what} is {seconds} s, below the resolution of 1e-16 s")

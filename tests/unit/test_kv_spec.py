@@ -233,7 +233,8 @@ def test_start_up_check_of_the_longest_request() -> None:
     check_max_model_len(112, needed=7, available=7, unit="blocks of 16 tokens", longest=112)
     message = (
         "max_model_len 131072 needs 8192 blocks of 16 tokens, the pool has 7000: lower "
-        "--max-model-len to at most 112000 or raise --gpu-memory-utilization"
+        "--max-model-len to at most 112000 or enlarge the pool (--gpu-memory-utilization, "
+        "--num-gpu-blocks-override)"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         check_max_model_len(

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.errors import TraceError, did_you_mean, nearest, quote
+from workloads.errors import TraceError, did_you_mean, nearest, plain, quote
 from workloads.readers import azure, mooncake, native
 from workloads.record import RequestRecord, Trace, build_trace
 
@@ -115,10 +115,10 @@ def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
     """
     if trace_format is not None and trace_format not in READERS:
         raise TraceError(
-            f"{_printable(path)}: trace format {quote(trace_format)} is unknown: "
+            f"{plain(str(path))}: trace format {quote(trace_format)} is unknown: "
             f"{did_you_mean(trace_format, READERS)}"
         )
-    where = _printable(path)
+    where = plain(str(path))
     lines = _Lines(Path(path))
     try:
         first = next(lines)
@@ -136,9 +136,3 @@ def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
         sha256=lines.digest.hexdigest(),
         notes=[note for note in found if isinstance(note, str)],
     )
-
-
-def _printable(path: str | Path) -> str:
-    """Answer *path* for a message of one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)

@@ -1,0 +1,156 @@
+"""Who may import whom, and who may print: read from the source."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+# Every module of sim with what it may import of sim, lowest first. A layer may import the layers
+# below it, and modules of its own layer.
+LAYERS = (
+    ("errors", "config", "request", "tables"),
+    ("hardware", "models"),
+    ("kv_spec", "timing"),
+    ("allocators",),
+    ("scheduler", "settings"),
+    ("metrics",),
+    ("engine",),
+    ("simulation",),
+    ("summary", "results", "report"),
+    ("plots",),
+    ("cli",),
+)
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Reports see rows. metrics alone reads what an allocator answers, `MemoryStats`.
+ROWS_ONLY = {
+    "metrics": {"sim.allocators.base"},
+    "summary": set[str](),
+    "results": set[str](),
+    "report": set[str](),
+    "plots": set[str](),
+}
+ONLY_IN = {
+    "simpy": {"sim/engine.py"},
+    "click": {"sim/cli.py"},
+    "tqdm": {"sim/cli.py"},
+    "tabulate": {"sim/report.py"},
+    "matplotlib": {"sim/plots.py"},
+    "pandas": {"sim/plots.py"},
+    "torch": set[str](),
+    "triton": set[str](),
+    "ray": set[str](),
+}
+FILES = sorted(
+    path.relative_to(REPOSITORY)
+    for folder in ("sim", "workloads")
+    for path in (REPOSITORY / folder).rglob("*.py")
+)
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+            if node.module in {"sim", "workloads"}:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(path: Path) -> str:
+    """Answer the part of sim that a file belongs to: a package counts as one."""
+    return path.with_suffix("").parts[1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_folders(path: Path) -> None:
+    ours = {"workloads"} if path.parts[0] == "workloads" else {"sim", "workloads"}
+    tops = {name.partition(".")[0] for name in _imports(path)}
+    assert tops & {"sim", "workloads", "kernels", "tests", "notebooks"} <= ours
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parts[0] == "sim"], ids=str)
+def test_layers_inside_sim(path: Path) -> None:
+    module = _module(path)
+    if module == "__init__":
+        return
+    assert module in LEVELS, f"give {path} its place in LAYERS"
+    for name in _imports(path):
+        if name.startswith("sim."):
+            other = name.split(".")[1]
+            assert LEVELS[other] <= LEVELS[module], f"{path} imports {name}"
+
+
+def test_no_cycles_inside_sim() -> None:
+    edges: dict[str, set[str]] = {name: set() for name in LEVELS}
+    for path in FILES:
+        if path.parts[0] == "sim" and _module(path) != "__init__":
+            others = {name.split(".")[1] for name in _imports(path) if name.startswith("sim.")}
+            edges[_module(path)] |= others - {_module(path)}
+    while edges:
+        free = [name for name, others in edges.items() if not others & edges.keys()]
+        assert free, f"cycle among {sorted(edges)}"
+        for name in free:
+            del edges[name]
+
+
+@pytest.mark.parametrize("module", ROWS_ONLY)
+def test_reports_see_no_allocator(module: str) -> None:
+    used = {n for n in _imports(Path("sim") / f"{module}.py") if n.startswith("sim.allocators")}
+    assert used <= ROWS_ONLY[module]
+
+
+def test_allocators_know_each_other_by_the_registry_only() -> None:
+    for path in FILES:
+        if path.parts[:2] != ("sim", "allocators"):
+            used = {name for name in _imports(path) if name.startswith("sim.allocators")}
+            assert used <= {"sim.allocators", "sim.allocators.base"}, path
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_packages_with_one_user(package: str) -> None:
+    users = {
+        path.as_posix()
+        for path in FILES
+        if any(name.partition(".")[0] == package for name in _imports(path))
+    }
+    assert users <= ONLY_IN[package]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "sim/cli.py"], ids=str)
+def test_only_the_command_line_prints_or_exits(path: Path) -> None:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"print", "exit", "quit", "input"}, path
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in {
+                ("sys", "exit"),
+                ("sys", "stdout"),
+                ("sys", "stderr"),
+                ("os", "_exit"),
+            }, path
+        if isinstance(node, ast.Name):
+            assert node.id != "SystemExit", path
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; from sim.cli import main; main(['run', '--help']); "
+        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
