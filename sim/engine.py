@@ -1,10 +1,10 @@
 """The event loop: requests arrive, the engine steps. The only file that imports SimPy.
 
 Two processes, never one a request: `Engine._arrivals` walks the trace, `Engine._steps` runs the
-scheduler (vLLM 0.33.0, ``v1/engine/core.py``, ``step``). The clock is an integer number of ticks, so
-that an arrival and the end of a step are at the same instant exactly or not at all.
+scheduler (vLLM 0.33.0, ``v1/engine/core.py``, ``step``). The clock is an integer number of ticks,
+so that an arrival and the end of a step are at the same instant exactly or not at all.
 
-The engine decides steps ahead of SimPy's clock as long as no arrival is due: it waits for that clock
+The engine decides steps ahead of SimPy's clock while no arrival is due: it waits for that clock
 only where an arrival could be seen.
 """
 

@@ -24,7 +24,7 @@ class Request:
 
     While a request decodes, one token a step, nobody counts for it: *num_tokens*,
     *num_computed_tokens* and *num_output_tokens* stand still from the step after which it joined
-    the decodes to the step in which it leaves them (finished or preempted), and are right again then.
+    the decodes to the step in which it leaves them (finished, preempted), and are right again then.
 
     Attributes:
         index: row in the trace.

@@ -142,11 +142,13 @@ class DecodeRuns(Protocol):
     that it knows who needs memory when; decisions and block order are those of single steps.
     """
 
-    generation: int
-    """Changes when an admission that was refused might now be granted."""
+    @property
+    def generation(self) -> int:
+        """Changes when an admission that was refused might now be granted."""
 
-    taken: list[Taken]
-    """What the last `grant` took, by step; steps that took nothing are left out."""
+    @property
+    def taken(self) -> list[Taken]:
+        """What the last `grant` took, by step; steps that took nothing are left out."""
 
     def join(self, request: Request) -> None:
         """Let *request* decode from the next step on; it holds room for what it has computed."""

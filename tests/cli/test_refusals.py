@@ -50,7 +50,7 @@ RUNS: list[tuple[list[str], int, list[str]]] = [
     (["--step-time", "linear:nan,0,0"], 2, ["--step-time: linear's BASE is nan, expected"]),
     (["--step-time", "linear:0,0,0"], 2, ["--step-time linear:0,0,0", "expected"]),
     (["--step-time", "constant:0"], 2, ["--step-time constant:0", "expected more than 0"]),
-    (["--step-time", "constant:1e-13"], 2, ["--step-time: constant:SECONDS", "resolution"]),
+    (["--step-time", "constant:1e-17"], 2, ["--step-time: constant:SECONDS", "resolution"]),
     (["--step-time", "constant:1e300"], 2, ["--step-time: constant:SECONDS", "0 to 1000000"]),
     (["--step-time", "constant:x"], 2, ["--step-time 'constant:x': 'x' is not a number"]),
     (["--step-time", "constant:1e6"], 2, ["simulated seconds, expected at most", "--step-time"]),

@@ -24,7 +24,8 @@ STATES = ("live", "reserved", "internal", "external", "cached", "free")
 @settings(deadline=None)
 def test_pooled_gaps_equal_the_expanded_list(gaps: dict[int, int]) -> None:
     expanded = np.repeat(list(gaps), list(gaps.values())) / 1e12
-    got = _inter_token_latency(Counter(gaps))
+    values, counts = np.array(list(gaps), dtype=float), np.array(list(gaps.values()))
+    got = _inter_token_latency(values, counts)
     expected = {
         "mean_itl_ms": expanded.mean(),
         "median_itl_ms": np.percentile(expanded, 50),
@@ -37,7 +38,8 @@ def test_pooled_gaps_equal_the_expanded_list(gaps: dict[int, int]) -> None:
 
 
 def test_no_gaps() -> None:
-    assert set(_inter_token_latency(Counter()).values()) == {None}
+    nothing = _inter_token_latency(np.empty(0), np.empty(0, dtype=np.int64))
+    assert set(nothing.values()) == {None}
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), min_size=1, max_size=20))
@@ -123,6 +125,13 @@ def _expected(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, float]:
         begin, last = arrival[name] - first_served, times[name][-1] - first_served
         alive.update(range(int(begin), int(last) + 1))
     weight = steps["duration"]
+    waits = dict(zip(requests["request_id"], requests["scheduled_time"], strict=True))
+    waited = sum(waits[name] - arrival[name] for name in done)
+    gone: dict[str, float] = {}
+    for step in steps.to_dict("records"):
+        gone |= dict.fromkeys(filter(None, step["preempted"].split(";")), step["time"])
+        for name in filter(None, step["resumed"].split(";")):
+            waited += step["time"] - gone.pop(name)
 
     def mean(column: str) -> float:
         return float((steps[column] * weight).sum() / duration)
@@ -151,7 +160,7 @@ def _expected(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, float]:
         "num_steps": len(steps),
         "kv_cache_slots": capacity.iloc[0],
         "mean_num_requests_running": mean("running"),
-        "mean_num_requests_waiting": mean("waiting"),
+        "mean_num_requests_waiting": waited / duration,
         "max_num_requests_running": steps["running"].max(),
         "mean_kv_cache_usage_perc": held / capacity.iloc[0],
         "max_kv_cache_usage_perc": top / capacity.iloc[0],
