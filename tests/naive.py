@@ -1,0 +1,246 @@
+"""A naive model of vLLM 0.33.0's rules: one token list a request, one free list, no shortcuts.
+
+It shares no code with `sim` and knows none of its structures: prompts are expanded to tokens, a block
+is named by the tuple of all tokens up to its end, the free list is a list of block ids, and every
+step walks every request. Slow, and short enough to be read beside the rules it follows.
+"""
+
+from dataclasses import dataclass, field
+
+Token = tuple[object, int]
+
+
+@dataclass(eq=False)
+class NaiveRequest:
+    name: str
+    arrival: int
+    prompt: list[Token]
+    num_outputs: int
+    tokens: list[Token] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    outputs: int = 0
+    cached: int = -1
+    preemptions: int = 0
+    steps: list[int] = field(default_factory=list)
+    """First scheduled, first token, finished."""
+
+
+@dataclass
+class NaiveConfig:
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    budget: int
+    caching: bool
+    chunked: bool
+    gate: bool
+    watermark: float
+    threshold: int
+    base: int
+    per_token: int
+    per_context: int
+
+
+@dataclass
+class NaiveStep:
+    time: int
+    running: int
+    waiting: int
+    used: int
+    scheduled: list[tuple[str, int]]
+    preempted: list[str]
+    admitted: list[str]
+    resumed: list[str]
+    finished: list[str]
+    cache: tuple[int, int, int, int]
+    tables: dict[str, list[int]]
+
+
+class NaivePool:
+    """vLLM's block pool: `v1/core/block_pool.py`."""
+
+    def __init__(self, config: NaiveConfig) -> None:
+        self.config = config
+        self.free = list(range(1, config.num_blocks))
+        self.references = [0] * config.num_blocks
+        self.name_of: dict[int, tuple[Token, ...]] = {}
+        self.cached: dict[tuple[Token, ...], list[int]] = {}
+
+    def hit(self, request: NaiveRequest) -> list[int]:
+        size, blocks = self.config.block_size, list[int]()
+        if not self.config.caching:
+            return blocks
+        for end in range(size, len(request.tokens), size):
+            name = tuple(request.tokens[:end])
+            if name not in self.cached:
+                break
+            blocks.append(self.cached[name][0])
+        return blocks
+
+    def allocate(
+        self, request: NaiveRequest, n: int, hit: list[int], *, admission: bool, others: bool
+    ) -> bool:
+        config = self.config
+        size = config.block_size
+        spare = int(config.watermark * config.num_blocks) if admission and others else 0
+        unheld = sum(not self.references[block] for block in hit)
+        reach = min(request.computed + len(hit) * size + n, config.max_model_len)
+        if admission and config.gate:
+            whole = min(len(request.tokens), config.max_model_len)
+            if -(-whole // size) - len(hit) + unheld + spare > len(self.free):
+                return False
+        new = max(-(-reach // size) - len(request.blocks) - len(hit), 0)
+        if new + unheld + spare > len(self.free):
+            return False
+        for block in hit:
+            if not self.references[block]:
+                self.free.remove(block)
+            self.references[block] += 1
+        request.blocks += hit
+        for _ in range(new):
+            block = self.free.pop(0)
+            if block in self.name_of:
+                name = self.name_of.pop(block)
+                self.cached[name].remove(block)
+                if not self.cached[name]:
+                    del self.cached[name]
+            self.references[block] = 1
+            request.blocks.append(block)
+        if config.caching:
+            for position in range(min(reach, len(request.tokens)) // size):
+                block = request.blocks[position]
+                if block not in self.name_of:
+                    name = tuple(request.tokens[: (position + 1) * size])
+                    self.name_of[block] = name
+                    self.cached.setdefault(name, []).append(block)
+        return True
+
+    def release(self, request: NaiveRequest) -> None:
+        unhashed, hashed = [], []
+        for block in reversed(request.blocks):
+            self.references[block] -= 1
+            if not self.references[block]:
+                (hashed if block in self.name_of else unhashed).append(block)
+        self.free = unhashed + self.free + hashed
+        request.blocks = []
+
+
+class Naive:
+    """The scheduler, the engine and their clock: ``v1/core/sched/scheduler.py``."""
+
+    def __init__(self, config: NaiveConfig, requests: list[NaiveRequest]) -> None:
+        self.config = config
+        self.pool = NaivePool(config)
+        self.coming = [r for r in requests if len(r.prompt) < config.max_model_len]
+        for request in self.coming:
+            request.tokens = list(request.prompt)
+            room = config.max_model_len - len(request.prompt)
+            request.num_outputs = min(request.num_outputs, room)
+        self.waiting: list[NaiveRequest] = []
+        self.running: list[NaiveRequest] = []
+        self.steps: list[NaiveStep] = []
+
+    def run(self) -> list[NaiveStep]:
+        now = 0
+        while self.coming or self.waiting or self.running:
+            if not self.waiting and not self.running:
+                now = max(now, self.coming[0].arrival)
+            while self.coming and self.coming[0].arrival <= now:
+                self.waiting.append(self.coming.pop(0))
+            now += self.step(now)
+        return self.steps
+
+    def step(self, now: int) -> int:
+        config, pool = self.config, self.pool
+        alone = len(self.running) + len(self.waiting) <= 1
+        threshold = 0 if alone else config.threshold
+        budget = config.budget
+        scheduled: list[tuple[NaiveRequest, int]] = []
+        preempted: list[NaiveRequest] = []
+        position = 0
+        while position < len(self.running) and budget:
+            request = self.running[position]
+            n = len(request.tokens) - request.computed
+            n = min(n, budget, threshold or n, config.max_model_len - 1 - request.computed)
+            while not pool.allocate(request, n, [], admission=False, others=True):
+                victim = self.running.pop()
+                pool.release(victim)
+                victim.computed = 0
+                victim.preemptions += 1
+                self.waiting.insert(0, victim)
+                preempted.append(victim)
+                if victim is request:
+                    break
+            else:
+                scheduled.append((request, n))
+                budget -= n
+                position += 1
+                continue
+            break
+        admitted, resumed, cache = [], [], [0, 0, 0, 0]
+        while (
+            not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs
+        ):
+            request = self.waiting[0]
+            hit = pool.hit(request)
+            num_hit = len(hit) * config.block_size
+            n = len(request.tokens) - num_hit
+            n = min(n, threshold or n)
+            if n > budget and not config.chunked:
+                break
+            n = min(n, budget)
+            others = bool(self.running)
+            if not pool.allocate(request, n, hit, admission=True, others=others):
+                break
+            self.running.append(self.waiting.pop(0))
+            request.computed = num_hit
+            again = 2 * bool(request.preemptions)
+            if config.caching:
+                cache[again] += len(request.tokens)
+                cache[again + 1] += num_hit
+            (resumed if again else admitted).append(request.name)
+            if not again:
+                request.cached = num_hit
+                request.steps.append(len(self.steps))
+            scheduled.append((request, n))
+            budget -= n
+        context = 0
+        for request, n in scheduled:
+            request.computed += n
+            context += request.computed
+        time = 0
+        if scheduled:
+            total = sum(n for _, n in scheduled)
+            time = config.base + config.per_token * total + config.per_context * context
+        row = NaiveStep(
+            time=now,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            used=config.num_blocks - 1 - len(pool.free),
+            scheduled=[(request.name, n) for request, n in scheduled],
+            preempted=[request.name for request in preempted],
+            admitted=admitted,
+            resumed=resumed,
+            finished=[],
+            cache=(cache[0], cache[1], cache[2], cache[3]),
+            tables={request.name: list(request.blocks) for request, _ in scheduled},
+        )
+        self.finish(scheduled, row)
+        self.steps.append(row)
+        return time
+
+    def finish(self, scheduled: list[tuple[NaiveRequest, int]], row: NaiveStep) -> None:
+        for request, _ in scheduled:
+            if request.computed < len(request.tokens):
+                continue
+            request.tokens.append((f"out:{request.name}", request.outputs))
+            request.outputs += 1
+            if request.outputs == 1:
+                request.steps.append(len(self.steps))
+            if request.outputs == request.num_outputs:
+                request.steps.append(len(self.steps))
+                self.running.remove(request)
+                self.pool.release(request)
+                row.finished.append(request.name)
