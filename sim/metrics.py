@@ -235,7 +235,7 @@ class Recorder:
         if self._save_steps:
             table.update(_names(rows))
         first = ("step", "num_steps", "time", "duration")
-        return pa.table({name: table[name] for name in (*first, *(table.keys() - set(first)))})
+        return pa.table({name: table[name] for name in dict.fromkeys((*first, *table))})
 
     def _on_idle(self, step: int, until_ps: int) -> None:
         """Note time in which no request was alive or the queue could not move."""
