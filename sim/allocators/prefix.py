@@ -152,7 +152,10 @@ class PrefixCachingAllocator(PagedAllocator):
             require_equal(f"owners of block {block}", self._ref_cnt[block], owners)
         require_equal("blocks with owners", len(self._ref_cnt), len(holders))
         unused = range(self._next_unused, self._num_usable_blocks + 1)
-        return set(self._returned) | set(unused) | set(self._evictable)
+        entries = [*self._returned, *unused, *self._evictable]
+        free = set(entries)
+        require_equal("entries of the free list", len(free), len(entries))
+        return free
 
     def _num_cached_blocks(self) -> int:
         return len(self._evictable)
