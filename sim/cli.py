@@ -98,12 +98,13 @@ def _simulate(simulation: Simulation) -> RunResult:
         return simulation.run(update)
 
 
-def _load(resolved: Resolved) -> Trace:
-    """Read the trace and say on stderr what the user should know before the run."""
-    load = resolved.run.load
+def _load(resolved: list[Resolved]) -> Trace:
+    """Read the trace and say on stderr what the user should know before the runs, each once."""
+    load = resolved[0].run.load
     assert load.trace is not None, "resolved"
     trace = read_trace(load.trace, load.trace_format)
-    for note in (*resolved.notes, *(f"{trace.name}: {note}" for note in trace.notes)):
+    notes = [note for each in resolved for note in each.notes]
+    for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
         _say(f"note: {note}")
     return trace
 
@@ -111,11 +112,12 @@ def _load(resolved: Resolved) -> Trace:
 def _run(given: dict[str, Given]) -> int:
     resolved = resolve(given)
     output = resolved.output
-    if output.output_dir is None and (output.save_steps or output.save_block_tables):
+    writes = output.save_steps or output.save_block_tables or "format" in given
+    if output.output_dir is None and writes:
         raise ConfigError(
-            "--save-steps and --save-block-tables need a folder: add --output-dir DIR"
+            "--save-steps, --save-block-tables and --format need a folder: add --output-dir DIR"
         )
-    trace = _load(resolved)
+    trace = _load([resolved])
     folder = make_output_dir(output.output_dir) if output.output_dir else None
     with _block_tables(folder, output) as block_tables:
         simulation = Simulation(
@@ -145,11 +147,18 @@ def _block_tables(folder: Path | None, output: OutputConfig) -> Iterator[TextIO 
 
 def _compare(given: dict[str, Given]) -> int:
     names = str(given["allocator"].value).split(",") if "allocator" in given else list(COMPARED)
-    resolved = [resolve(_only_for(name.strip(), given)) for name in names]
+    each_given = [_only_for(name.strip(), given) for name in names]
+    for setting in ("reservation", "placement"):
+        if setting in given and not any(setting in mine for mine in each_given):
+            raise ConfigError(
+                f"{given[setting].where} contradicts the allocators compared, "
+                f"{', '.join(names)}: leave it out, or add contiguous to --allocator"
+            )
+    resolved = [resolve(mine) for mine in each_given]
     output = resolved[0].output
     if output.save_block_tables:
         raise ConfigError("--save-block-tables is for kvsim run, which has one allocator")
-    trace = _load(resolved[0])
+    trace = _load(resolved)
     folder = make_output_dir(output.output_dir or "kvsim-results")
     simulations, skipped = [], []
     for each in resolved:

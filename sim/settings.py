@@ -169,6 +169,9 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
             f"--block-size {cache.block_size}: simulated, but FlashAttention and Triton kernels "
             f"need multiples of {KERNEL_BLOCK_SIZE}"
         )
+    if cache.allocator == "contiguous" and not scheduler.scheduler_reserve_full_isl:
+        where = given["scheduler_reserve_full_isl"].where
+        notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
     run = RunConfig(
         load=LoadConfig(**concern("load")),
         model=model,
