@@ -109,10 +109,10 @@ def _progress(trace: Trace, label: str, recorder: Recorder) -> Iterator[Callable
         yield update
 
 
-def _simulate(simulation: Simulation) -> RunResult:
+def _simulate(simulation: Simulation, block_tables: TextIO | None = None) -> RunResult:
     result = simulation.result
     with _progress(result.trace, result.config.label, result.recorder) as update:
-        return simulation.run(update)
+        return simulation.run(update, block_tables)
 
 
 def _load(load: LoadConfig, notes: list[str]) -> Trace:
@@ -122,7 +122,7 @@ def _load(load: LoadConfig, notes: list[str]) -> Trace:
         trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
     else:
         trace = read_trace(load.trace, load.trace_format)
-    for note in (*notes, *(f"{trace.name}: {note}" for note in trace.notes)):
+    for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
         _say(f"note: {note}")
     return trace
 
@@ -138,16 +138,21 @@ def _run(given: dict[str, Given]) -> int:
         )
     resolved = resolve(given)
     output = resolved.output
-    if output.output_dir is None and (output.save_steps or output.save_block_tables):
-        flag = "--save-steps" if output.save_steps else "--save-block-tables"
-        raise ConfigError(f"{flag} needs a folder: add --output-dir DIR")
+    if output.output_dir is None:
+        for setting in ("save_steps", "save_block_tables", "format"):
+            if setting in given and given[setting].value is not False:
+                raise ConfigError(f"{given[setting].shown} needs a folder: add --output-dir DIR")
     trace = _load(resolved.run.load, resolved.notes)
+    simulation = Simulation(
+        resolved.run,
+        trace,
+        save_steps=output.save_steps,
+        save_block_tables=output.save_block_tables,
+        single_step=output.single_step,
+    )
     folder = make_output_dir(output.output_dir) if output.output_dir is not None else None
     with _block_tables(folder, output) as block_tables:
-        simulation = Simulation(
-            resolved.run, trace, save_steps=output.save_steps, block_tables=block_tables
-        )
-        result = _simulate(simulation)
+        result = _simulate(simulation, block_tables)
     summary = summarize(result)
     if folder is not None:
         write_run(folder, result, summary, output.format)
@@ -175,7 +180,7 @@ def _compare(given: dict[str, Given]) -> int:
     output = resolved[0].output
     if output.save_block_tables:
         raise ConfigError("--save-block-tables is for kvsim run, which has one allocator")
-    trace = _load(resolved[0].run.load, notes + resolved[0].notes)
+    trace = _load(resolved[0].run.load, notes + [n for each in resolved for n in each.notes])
     simulations, skipped = [], []
     for each in resolved:
         try:

@@ -168,6 +168,13 @@ class OutputConfig(_Concern, frozen=True):
     save_block_tables: Annotated[
         bool, Meta(description="Write the block ids of every scheduled request after each step.")
     ] = False
+    single_step: Annotated[
+        bool,
+        Meta(
+            description="Decide every step by itself, never a run of steps: slower, the same "
+            "results (kvsim only)."
+        ),
+    ] = False
     json: Annotated[bool, Meta(description="Print the summary as JSON, not as text.")] = False
 
 

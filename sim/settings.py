@@ -37,6 +37,9 @@ from workloads.readers import READERS
 
 FILE_RANK, FLAG_RANK = 1, 2
 
+KERNEL_BLOCK_SIZE = 16
+"""vLLM 0.33.0's attention backends on a GPU take multiples (``v1/attention/backends``)."""
+
 _MULTIPLES = {
     "": 1,
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -229,10 +232,19 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
         longest = get_model(model.model).max_position_embeddings
         model = msgspec.structs.replace(model, max_model_len=longest)
     assert model.max_model_len is not None
+    cache = CacheConfig(**concern("cache"))
+    if cache.block_size % KERNEL_BLOCK_SIZE and cache.allocator != "contiguous":
+        notes.append(
+            f"--block-size {cache.block_size}: simulated, but FlashAttention and Triton kernels "
+            f"need multiples of {KERNEL_BLOCK_SIZE}"
+        )
+    if cache.allocator == "contiguous" and not scheduler.scheduler_reserve_full_isl:
+        where = given["scheduler_reserve_full_isl"].where
+        notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
     run = RunConfig(
         load=LoadConfig(**concern("load")),
         model=model,
-        cache=CacheConfig(**concern("cache")),
+        cache=cache,
         scheduler=_complete(scheduler, get_gpu(model.gpu), model.max_model_len),
         timing=TimingConfig(**concern("timing")),
     )

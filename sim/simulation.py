@@ -41,11 +41,11 @@ class Simulation:
         trace: what arrives.
         save_steps: record every step and who was scheduled.
         single_step: decide every step by itself, never a run of steps: slower, equal results.
-        block_tables: receives a JSON line a step with the block ids of every scheduled request.
+        save_block_tables: `run` will be given a file for the block ids of every step.
 
     Raises:
         ConfigError: unknown allocator, model, GPU or step time; a pool too small for one request of
-            max_model_len; *block_tables* for an allocator that has none.
+            max_model_len; *save_block_tables* for an allocator that has none.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Simulation:
         *,
         save_steps: bool = False,
         single_step: bool = False,
-        block_tables: TextIO | None = None,
+        save_block_tables: bool = False,
     ) -> None:
         model, cache, scheduler = config.model, config.cache, config.scheduler
         if cache.allocator not in ALLOCATORS:
@@ -79,7 +79,7 @@ class Simulation:
         self.allocator: Allocator = ALLOCATORS[cache.allocator](
             cache, pool, model.max_model_len, scheduler.watermark
         )
-        if block_tables is not None and not isinstance(self.allocator, HasBlockTables):
+        if save_block_tables and not isinstance(self.allocator, HasBlockTables):
             raise ConfigError(
                 f"--save-block-tables: the {config.label} allocator has no blocks; "
                 "expected --allocator paged or prefix"
@@ -90,14 +90,30 @@ class Simulation:
         )
         self._max_model_len = model.max_model_len
         self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)
-        self._block_tables = block_tables
         self._save_steps = save_steps
-        # Block tables are those after each step, so runs of steps would hide them.
-        self._single_step = single_step or block_tables is not None
+        # Block tables are those of each step, which a run of steps would hide.
+        self._single_step = single_step or save_block_tables
         self.result = RunResult(config, trace, pool, step_time, recorder)
 
-    def run(self, on_step: Callable[[], None] | None = None) -> RunResult:
-        """Replay the whole trace; *on_step* is called after every step."""
+    def run(
+        self, on_step: Callable[[], None] | None = None, block_tables: TextIO | None = None
+    ) -> RunResult:
+        """Replay the whole trace.
+
+        *on_step* is called after every step or run of steps. *block_tables* receives a JSON line a
+        step with the block ids of every scheduled request.
+        """
+
+        def write_block_tables(output: SchedulerOutput) -> None:
+            assert block_tables is not None
+            assert isinstance(self.allocator, HasBlockTables)
+            tables = {
+                request.request_id: self.allocator.block_table(request)
+                for request, _ in self._scheduler.scheduled(output)
+            }
+            line = {"step": self.result.recorder.num_steps, "blocks": tables}
+            block_tables.write(msgspec.json.encode(line).decode() + "\n")
+
         Engine(
             trace=self.result.trace,
             scheduler=self._scheduler,
@@ -107,17 +123,7 @@ class Simulation:
             max_model_len=self._max_model_len,
             single_step=self._single_step,
             save_names=self._save_steps,
-            on_scheduled=self._write_block_tables if self._block_tables else None,
+            on_scheduled=write_block_tables if block_tables else None,
             on_step=on_step,
         ).run()
         return self.result
-
-    def _write_block_tables(self, output: SchedulerOutput) -> None:
-        assert self._block_tables is not None
-        assert isinstance(self.allocator, HasBlockTables)
-        tables = {
-            request.request_id: self.allocator.block_table(request)
-            for request, _ in self._scheduler.scheduled(output)
-        }
-        line = {"step": self.result.recorder.num_steps, "blocks": tables}
-        self._block_tables.write(msgspec.json.encode(line).decode() + "\n")

@@ -180,9 +180,7 @@ class Naive:
                 continue
             break
         admitted, resumed, cache = [], [], [0, 0, 0, 0]
-        while (
-            not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs
-        ):
+        while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
             request = self.waiting[0]
             hit = pool.hit(request)
             num_hit = len(hit) * config.block_size
