@@ -40,7 +40,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
 random_runs = settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -214,7 +214,7 @@ DECISIONS = (
     [v for v in VARIANTS if v.reservation not in {"oracle", "pow2"}],
     ids=lambda variant: variant.label,
 )
-@settings(random_runs, max_examples=25)
+@settings(random_runs, max_examples=20)
 @given(data=st.data())
 def test_i7_nobody_looks_at_an_output_to_come(variant: Variant, data: st.DataObject) -> None:
     """One request wants more: nothing differs until the step in which it would have finished."""
