@@ -309,3 +309,16 @@ def test_the_gate_keeps_a_prompt_out_that_would_not_fit_whole() -> None:
     gated, free = steps
     assert (gated[0]["admitted"], gated[0]["num_refusals"]) == ("r0", 1)
     assert (free[0]["admitted"], free[0]["num_refusals"]) == ("r0;r1", 0)
+
+
+@pytest.mark.parametrize(("second", "admitted"), [(24, "r0;r1"), (25, "r0")])
+def test_a_whole_prompt_may_fill_the_budget_to_the_last_token(second: int, admitted: str) -> None:
+    config = make_config(
+        PAGED,
+        max_model_len=64,
+        num_gpu_blocks_override=33,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=64,
+    )
+    first, *_ = steps_of(replay(config, make_trace((0, 40, 2), (0, second, 2))))
+    assert first["admitted"] == admitted

@@ -94,7 +94,9 @@ def test_mooncake_conversation_under_pressure(variant: Variant, shared: Path) ->
     )
     _assert_nobody_is_lost(result, trace)
     totals = result.recorder.totals
-    assert totals.max_held_slots > 0.9 * result.recorder.capacity
+    # A buddy extent is up to twice what was asked for; what rounding adds belongs to nobody.
+    full = 0.5 if variant.placement == "buddy" else 0.9
+    assert totals.max_held_slots > full * result.recorder.capacity
     assert totals.num_refusals > 0
     if variant is PREFIX:
         ideal = _expected_hits(_path(shared, MOONCAKE), 16)
@@ -166,7 +168,7 @@ def test_mooncake_hits_in_an_unlimited_pool(block_size: int, share: float, share
 
 
 def test_mooncake_ideal_share_by_blocks_and_by_tokens(shared: Path) -> None:
-    """The published 0.3664 counts blocks, the partial one at the end of a prompt like a full one."""
+    """The published 0.3664 counts blocks, a partial one at the end of a prompt like a full one."""
     path = _path(shared, MOONCAKE)
     seen: set[int] = set()
     num_found = num_blocks = 0
