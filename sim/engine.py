@@ -8,7 +8,7 @@ The engine decides steps ahead of SimPy's clock while no arrival is due: it wait
 only where an arrival could be seen.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from math import isqrt
 from typing import Any
 
@@ -16,7 +16,7 @@ import simpy
 
 from sim.allocators.base import Allocator
 from sim.metrics import Recorder, StepTimes
-from sim.request import Request
+from sim.request import make_requests
 from sim.scheduler import Scheduler, SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, StepTimeModel
 from workloads.record import Trace
@@ -85,37 +85,8 @@ class Engine:
         self._env.process(self._steps())
         self._env.run()
 
-    def _requests(self) -> Iterator[Request]:
-        trace = self._trace
-        offsets, nodes, ends = (
-            column.tolist()
-            for column in (trace.segment_offsets, trace.segment_nodes, trace.segment_ends)
-        )
-        columns = zip(
-            trace.request_ids,
-            trace.arrival_ps.tolist(),
-            trace.num_prompt_tokens.tolist(),
-            trace.num_output_tokens.tolist(),
-            trace.output_nodes.tolist(),
-            trace.num_shareable_tokens.tolist(),
-            strict=True,
-        )
-        for index, (name, arrival, prompt, output, output_node, shareable) in enumerate(columns):
-            first, end = offsets[index], offsets[index + 1]
-            yield Request(
-                index,
-                name,
-                arrival,
-                prompt,
-                min(output, self._max_model_len - prompt),
-                segment_nodes=nodes[first:end],
-                segment_ends=ends[first:end],
-                output_node=output_node,
-                num_shareable_tokens=shareable,
-            )
-
     def _arrivals(self) -> _Process:
-        for request in self._requests():
+        for request in make_requests(self._trace, self._max_model_len):
             arrival = request.arrival_ps * TICKS_PER_PS
             now = int(self._env.now)
             if arrival > now:

@@ -97,17 +97,17 @@ _SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
 class Totals:
     """Integrals and counts over a whole run, from its step rows; times in picoseconds.
 
+    The counts without a description are sums of the step rows' columns of that name.
+
     Attributes:
-        counts: sum of each counter column of the step rows, by name.
         slot_time: slots in each of `SLOT_STATES`, integrated over time.
         running_time: running requests, integrated over time.
         waiting_time: time that requests spent in the queue, first wait and later ones.
         duration_ps: from the first arrival to the end of the last step.
         inter_token_ps: distinct gaps between a token and the next of its request, and how many.
-        max_tokens_in_second: most tokens sampled in one second since the first arrival.
+        tokens_in_second: tokens sampled in each second since the first served request arrived.
     """
 
-    counts: dict[str, int]
     num_steps: int
     duration_ps: int
     slot_time: dict[str, float]
@@ -116,7 +116,17 @@ class Totals:
     max_running: int
     max_held_slots: int
     inter_token_ps: tuple[FloatArray, IntArray]
-    max_tokens_in_second: int
+    tokens_in_second: IntArray
+    num_admitted: int
+    num_resumed: int
+    num_preempted: int
+    num_finished: int
+    num_refusals: int
+    recomputed_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preempted_cache_queries: int
+    preempted_cache_hits: int
 
 
 class Recorder:
@@ -316,6 +326,7 @@ class Recorder:
                 table[name] = pa.array(values, pa.string())
         return pa.table(table)
 
+    @property
     def totals(self) -> Totals:
         """Add up the rows."""
         rows, slots = self._rows()
@@ -325,9 +336,7 @@ class Recorder:
         gaps = np.concatenate([gaps, np.array([gap for gap, _ in extra], dtype=np.float64)])
         weights = np.concatenate([weights, np.array([n for _, n in extra], dtype=np.int64)])
         seconds = (ends - self._first_served_ps) // PS_PER_S
-        per_second = np.bincount(seconds.astype(np.int64), weights=sampled) if len(ends) else [0]
         return Totals(
-            counts={name: int(rows[name].sum()) for name in _COUNTED},
             num_steps=self.num_steps,
             duration_ps=self._now_ps - self._start_ps,
             slot_time={
@@ -339,7 +348,10 @@ class Recorder:
             max_running=int(rows["running"].max(initial=0)),
             max_held_slots=int(rows["held_slots"].max(initial=0)),
             inter_token_ps=(gaps[weights > 0], weights[weights > 0]),
-            max_tokens_in_second=int(max(per_second)),
+            tokens_in_second=np.bincount(seconds.astype(np.int64), weights=sampled).astype(
+                np.int64
+            ),
+            **{name: int(rows[name].sum()) for name in _COUNTED},
         )
 
     def _rows(self) -> tuple[dict[str, IntArray], dict[str, FloatArray]]:

@@ -1,8 +1,10 @@
 """The run state of one request, in vLLM's words (vLLM 0.33.0, ``v1/request.py``)."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
+
+from workloads.record import Trace
 
 
 class RequestStatus(Enum):
@@ -125,3 +127,36 @@ class Request:
         segment = bisect_left(self.segment_ends, num_tokens)
         start = self.segment_ends[segment - 1] if segment else 0
         return self.segment_nodes[segment] << 32 | (num_tokens - start)
+
+
+def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
+    """Answer the requests of *trace* one by one, in arrival order, each made when it is asked for.
+
+    Their outputs are cut so that prompt and output fit *max_model_len*.
+    """
+    offsets, nodes, ends = (
+        column.tolist()
+        for column in (trace.segment_offsets, trace.segment_nodes, trace.segment_ends)
+    )
+    columns = zip(
+        trace.request_ids,
+        trace.arrival_ps.tolist(),
+        trace.num_prompt_tokens.tolist(),
+        trace.num_output_tokens.tolist(),
+        trace.output_nodes.tolist(),
+        trace.num_shareable_tokens.tolist(),
+        strict=True,
+    )
+    for index, (name, arrival, prompt, output, output_node, shareable) in enumerate(columns):
+        first, end = offsets[index], offsets[index + 1]
+        yield Request(
+            index,
+            name,
+            arrival,
+            prompt,
+            min(output, max_model_len - prompt),
+            segment_nodes=nodes[first:end],
+            segment_ends=ends[first:end],
+            output_node=output_node,
+            num_shareable_tokens=shareable,
+        )

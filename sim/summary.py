@@ -23,7 +23,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
     second of simulated time from the first arrival to the last token.
     """
-    config, trace, totals = result.config, result.trace, result.recorder.totals()
+    config, trace, totals = result.config, result.trace, result.recorder.totals
     requests = result.recorder.request_table().to_pydict()
     done = np.array([step is not None for step in requests["finish_step"]])
 
@@ -51,7 +51,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "request_throughput": _ratio(int(done.sum()), duration),
         "output_throughput": _ratio(num_output.sum(), duration),
         "total_token_throughput": _ratio(num_prompt.sum() + num_output.sum(), duration),
-        "max_output_tokens_per_s": totals.max_tokens_in_second,
+        "max_output_tokens_per_s": int(totals.tokens_in_second.max(initial=0)),
         "max_concurrent_requests": _peak_per_second(arrival, last),
         **_latency("ttft", first - arrival),
         **_latency("tpot", tpot),
@@ -67,7 +67,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
 
 
 def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:
-    config, counts = result.config, totals.counts
+    config = result.config
     capacity = result.recorder.capacity
     slot_time = capacity * totals.duration_ps
     held = sum(totals.slot_time[state] for state in ("live", "reserved", "internal"))
@@ -86,16 +86,14 @@ def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:
             f"kv_{state}_pct": _ratio(100 * time, slot_time)
             for state, time in totals.slot_time.items()
         },
-        "prefix_cache_queries": counts["prefix_cache_queries"],
-        "prefix_cache_hits": counts["prefix_cache_hits"],
-        "prefix_cache_hit_rate": _ratio(
-            counts["prefix_cache_hits"], counts["prefix_cache_queries"]
-        ),
-        "preempted_cache_queries": counts["preempted_cache_queries"],
-        "preempted_cache_hits": counts["preempted_cache_hits"],
-        "num_preemptions": counts["num_preempted"],
-        "recomputed_tokens": counts["recomputed_tokens"],
-        "allocation_refusals": counts["num_refusals"],
+        "prefix_cache_queries": totals.prefix_cache_queries,
+        "prefix_cache_hits": totals.prefix_cache_hits,
+        "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
+        "preempted_cache_queries": totals.preempted_cache_queries,
+        "preempted_cache_hits": totals.preempted_cache_hits,
+        "num_preemptions": totals.num_preempted,
+        "recomputed_tokens": totals.recomputed_tokens,
+        "allocation_refusals": totals.num_refusals,
     }
 
 

@@ -19,6 +19,7 @@ from sim.simulation import RunResult, Simulation
 from workloads.record import Trace
 
 Row = dict[str, Any]
+Scheduled = list[tuple[Request, int]]
 
 
 @dataclass
@@ -260,18 +261,20 @@ class CheckedScheduler(Scheduler):
         self._computed_once: Counter[Request] = Counter()
         CheckedScheduler.runs.append(self)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, max_steps: int = 1) -> SchedulerOutput:
         self.checking.calls.clear()
         running, waiting = list(self.running), list(self.waiting)
         computed = {request: request.num_computed_tokens for request in running}
         self.checking.check_integrity()
-        output = super().schedule()
+        output = super().schedule(max_steps)
+        assert output.num_steps == 1, "the checking allocator has no runs"
+        scheduled = self.scheduled(output)
         self.checking.check_integrity()
         self.checking.check_owners()
-        self._check_limits(output)
+        self._check_limits(output, scheduled)
         self._check_preemptions(output, running)
-        self._check_waiting(output, waiting, alone=len(running) + len(waiting) <= 1)
-        self._check_progress(output, computed)
+        self._check_waiting(output, scheduled, waiting, alone=len(running) + len(waiting) <= 1)
+        self._check_progress(output, scheduled, computed)
         self.num_steps += 1
         return output
 
@@ -286,24 +289,27 @@ class CheckedScheduler(Scheduler):
             assert request.num_output_tokens < request.max_tokens
         return finished
 
-    def _check_limits(self, output: SchedulerOutput) -> None:
+    def _check_limits(self, output: SchedulerOutput, scheduled: Scheduled) -> None:
         budget, max_num_seqs = self.config.max_num_batched_tokens, self.config.max_num_seqs
         assert budget is not None
         assert max_num_seqs is not None
-        names = [request for request, _ in output.scheduled]
-        tokens = sum(n for _, n in output.scheduled)
+        names = [request for request, _ in scheduled]
+        tokens = sum(n for _, n in scheduled)
         assert len(set(names)) == len(names)
-        assert min((n for _, n in output.scheduled), default=1) >= 1
+        assert min((n for _, n in scheduled), default=1) >= 1
         assert tokens <= budget
-        assert tokens == output.batch.num_tokens
+        assert tokens == (output.batch.num_tokens if output.prefills else output.num_decodes)
         assert len(self.running) <= max_num_seqs
         assert len(set(self.running)) == len(self.running)
         assert not set(self.running) & set(self.waiting)
         for request in names:
             assert request in self.running
-            assert request.num_computed_tokens <= request.num_tokens <= self.max_model_len
-        for request in self.running:
-            samples = request in names and request.num_computed_tokens == request.num_tokens
+            assert request.num_tokens <= self.max_model_len
+            assert request.num_computed_tokens <= request.final_num_computed_tokens
+        prefilled = [request for request, _ in output.prefills]
+        assert len(names) == len(prefilled) + output.num_decodes
+        for request in prefilled:
+            samples = request.num_computed_tokens == request.num_tokens
             assert (request in output.sampled) == samples
 
     def _check_preemptions(self, output: SchedulerOutput, running: list[Request]) -> None:
@@ -319,17 +325,22 @@ class CheckedScheduler(Scheduler):
             assert list(self.waiting)[: len(victims)] == victims[::-1]
 
     def _check_waiting(
-        self, output: SchedulerOutput, waiting: list[Request], *, alone: bool
+        self,
+        output: SchedulerOutput,
+        scheduled: Scheduled,
+        waiting: list[Request],
+        *,
+        alone: bool,
     ) -> None:
         """First come first served, and I8: the queue stops for a reason that holds."""
-        came = [r for r, _ in output.scheduled if r in [*output.admitted, *output.resumed]]
+        came = [r for r, _ in scheduled if r in [*output.admitted, *output.resumed]]
         assert came == waiting[: len(came)], "nobody passes the head of the queue"
-        assert output.scheduled or not (self.running or self.waiting), "a step without work"
+        assert scheduled or not (self.running or self.waiting), "a step without work"
         if output.preempted or not self.waiting:
             return
         budget, max_num_seqs = self.config.max_num_batched_tokens, self.config.max_num_seqs
         assert budget is not None
-        left = budget - sum(n for _, n in output.scheduled)
+        left = budget - sum(n for _, n in scheduled)
         head, last = self.waiting[0], self.checking.calls[-1]
         refused = last.allocation is None and last.request is head
         too_long = not self.config.enable_chunked_prefill and self._wanted(head, alone) > left
@@ -340,12 +351,14 @@ class CheckedScheduler(Scheduler):
         threshold = 0 if alone else self.config.long_prefill_token_threshold
         return min(wanted, threshold) if threshold else wanted
 
-    def _check_progress(self, output: SchedulerOutput, before: dict[Request, int]) -> None:
+    def _check_progress(
+        self, output: SchedulerOutput, scheduled: Scheduled, before: dict[Request, int]
+    ) -> None:
         """Count recomputed tokens apart from the scheduler: positions computed before."""
         recomputed = 0
         for request in output.preempted:
             assert before[request] < request.num_tokens
-        for request, num_new_tokens in output.scheduled:
+        for request, num_new_tokens in scheduled:
             start = before.get(request, self.checking.hit_of[request])
             assert request.num_computed_tokens == start + num_new_tokens
             again = min(request.num_computed_tokens, self._computed_once[request]) - start
@@ -423,24 +436,3 @@ class Driver:
             output = self.scheduler.schedule()
             self.scheduler.update_from_output(output)
         return output
-
-
-def live_requests(trace: Trace, max_model_len: int) -> list[Request]:
-    """Answer the requests of *trace* as the engine makes them, all arrived."""
-    offsets = trace.segment_offsets.tolist()
-    return [
-        Request(
-            index=index,
-            request_id=trace.request_ids[index],
-            arrival_ps=0,
-            num_prompt_tokens=int(trace.num_prompt_tokens[index]),
-            max_tokens=min(
-                int(trace.num_output_tokens[index]),
-                max_model_len - int(trace.num_prompt_tokens[index]),
-            ),
-            segment_nodes=trace.segment_nodes[offsets[index] : offsets[index + 1]].tolist(),
-            segment_ends=trace.segment_ends[offsets[index] : offsets[index + 1]].tolist(),
-            output_node=int(trace.output_nodes[index]),
-        )
-        for index in range(len(trace))
-    ]

@@ -1,8 +1,8 @@
 """A naive model of vLLM 0.33.0's rules: one token list a request, one free list, no shortcuts.
 
-It shares no code with `sim` and knows none of its structures: prompts are expanded to tokens, a block
-is named by the tuple of all tokens up to its end, the free list is a list of block ids, and every
-step walks every request. Slow, and short enough to be read beside the rules it follows.
+It shares no code with `sim` and knows none of its structures: prompts are expanded to tokens, a
+block is named by the tuple of all tokens up to its end, the free list is a list of block ids, and
+every step walks every request. Slow, and short enough to be read beside the rules it follows.
 """
 
 from dataclasses import dataclass, field
@@ -118,7 +118,8 @@ class NaivePool:
         return True
 
     def release(self, request: NaiveRequest) -> None:
-        unhashed, hashed = [], []
+        unhashed: list[int] = []
+        hashed: list[int] = []
         for block in reversed(request.blocks):
             self.references[block] -= 1
             if not self.references[block]:
@@ -179,7 +180,9 @@ class Naive:
                 position += 1
                 continue
             break
-        admitted, resumed, cache = [], [], [0, 0, 0, 0]
+        admitted: list[str] = []
+        resumed: list[str] = []
+        cache = [0, 0, 0, 0]
         while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
             request = self.waiting[0]
             hit = pool.hit(request)

@@ -1,4 +1,4 @@
-"""The paged allocators and the scheduler against a naive model of vLLM's rules, on random workloads.
+"""The paged allocators and the scheduler against a naive model of vLLM's rules, at random.
 
 Every step: who runs, who waits, who is scheduled for how much, which blocks each holds, when.
 """

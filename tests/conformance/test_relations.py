@@ -49,7 +49,7 @@ def test_prefix_sharing_without_anything_to_share_is_paging(data: st.DataObject)
     assume(plain_run(config, trace).recorder.totals.num_preempted == 0)
     names = {name: value for name, value in config.flat().items() if value is not None}
     for name in ("allocator", "reservation", "placement", "enable_prefix_caching"):
-        del names[name]
+        names.pop(name, None)
     sharing = make_config(PREFIX, **names)
     differ = ("kv_cached_slots", "kv_free_slots", "prefix_cache_queries")
     assert _steps_without(sharing, trace, *differ) == _steps_without(config, trace, *differ)
@@ -95,7 +95,7 @@ def test_blocks_of_one_slot_waste_nothing(data: st.DataObject) -> None:
         + data.draw(st.integers(0, 3 * config.model.max_model_len)),
     }
     for name in ("allocator", "reservation", "placement", "enable_prefix_caching"):
-        del names[name]
+        names.pop(name, None)
     for row in steps_of(plain_run(make_config(variant, **names), data.draw(traces()))):
         assert row["kv_internal_slots"] == 0
         assert row["kv_reserved_slots"] == 0
