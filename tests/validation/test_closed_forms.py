@@ -323,3 +323,46 @@ def test_a_whole_prompt_may_fill_the_budget_to_the_last_token(second: int, admit
     )
     first, *_ = steps_of(replay(config, make_trace((0, 40, 2), (0, second, 2))))
     assert first["admitted"] == admitted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "size"), [(7, 25, 7 + 32), (7, 32, 7 + 32), (7, 33, 64), (60, 4, 64)]
+)
+def test_orca_pow2_reserves_up_to_the_next_power_of_two(
+    prompt: int, output: int, size: int
+) -> None:
+    """PagedAttention, section 6.1: an output of 25 is given 32; never beyond max_model_len."""
+    config = make_config(
+        Variant("contiguous", "pow2", "first_fit"), max_model_len=64, num_gpu_blocks_override=9
+    )
+    (first, *_) = steps_of(replay(config, make_trace((0, prompt, output))))
+    held = first["kv_live_slots"] + first["kv_reserved_slots"] + first["kv_internal_slots"]
+    assert held == size
+    assert first["kv_internal_slots"] == size - (prompt + output - 1)
+
+
+def test_external_slots_of_the_buddy_allocator() -> None:
+    """128 slots, reservations of 40 in extents of 64: one held leaves 88 free and 40 usable."""
+    config = make_config(
+        Variant("contiguous", "max", "buddy"), max_model_len=40, num_gpu_blocks_override=9
+    )
+    rows = steps_of(replay(config, make_trace((0, 10, 3), (0.001, 10, 3))))
+    assert [row["kv_external_slots"] for row in rows] == [88 - 40, 48, 48, 48]
+    assert [row["running"] for row in rows] == [1, 2, 2, 1]
+
+
+def test_an_arrival_at_the_very_end_of_a_step_joins_the_next() -> None:
+    """Also where it was put on the clock after the end of that step was."""
+    config = make_config(PAGED, max_model_len=64, num_gpu_blocks_override=33)
+    trace = make_trace((0, 8, 5), (0.0015, 8, 5), (0.002, 8, 5))
+    admitted = [row["admitted"] for row in steps_of(replay(config, trace))]
+    assert admitted[:4] == ["r0", "", "r1;r2", ""]
+
+
+def test_equal_content_behind_another_prefix_is_not_shared() -> None:
+    """The same user text after a system prompt of another length, or after a cut of it."""
+    config = make_config(PREFIX, max_model_len=256, num_gpu_blocks_override=99)
+    prompts = [[("system", 32), ("user", 32)], [("system", 48), ("user", 32)]]
+    prompts.append([("system", 16), ("user", 64)])
+    trace = make_trace(*((row, prompt, 2) for row, prompt in enumerate(prompts)))
+    assert [row["num_cached_tokens"] for row in requests_of(replay(config, trace))] == [0, 32, 16]
