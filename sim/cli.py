@@ -141,7 +141,10 @@ def _run(given: dict[str, Given]) -> int:
     if output.output_dir is None:
         for setting in ("save_steps", "save_block_tables", "format"):
             if setting in given and given[setting].value is not False:
-                raise ConfigError(f"{given[setting].shown} needs a folder: add --output-dir DIR")
+                why = f"{given[setting].shown} needs a folder: add --output-dir DIR"
+                if given[setting].rank == FLAG_RANK:
+                    raise ConfigError(why)
+                resolved.notes.append(why)
     trace = _load(resolved.run.load, resolved.notes)
     simulation = Simulation(
         resolved.run,

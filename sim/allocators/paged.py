@@ -171,10 +171,13 @@ class PagedAllocator:
         """See `DecodeRuns.grant`."""
         ring, size, first = self._ring, self.block_size, self._step
         self.taken = taken = []
+        generation = self.generation
         step, end = first, first + max_steps
         while step < end:
             bucket = ring[step % size]
-            if step > first and self._changes_generation(step, len(bucket)):
+            if step > first and (
+                self.generation != generation or self._changes_generation(step, len(bucket))
+            ):
                 break
             if bucket:
                 if len(bucket) > self._num_free:

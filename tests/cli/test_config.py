@@ -59,7 +59,6 @@ def test_every_setting_may_come_from_a_file(replay: Any, suffix: str) -> None:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": 4096,
         "long_prefill_token_threshold": 100,
-        "scheduler_reserve_full_isl": False,
         "watermark": 0.25,
         "seed": 3,
         "trace_format": "native",

@@ -156,7 +156,7 @@ def test_mooncake_hits_in_an_unlimited_pool(block_size: int, share: float, share
         max_model_len=131_072,
         num_gpu_blocks_override=200_000_000 // block_size,
         max_num_seqs=20_000,
-        max_num_batched_tokens=2**31,
+        max_num_batched_tokens=2**31 - 1,
         step_time="constant:0.1",
     )
     _assert_nobody_is_lost(result, trace)
