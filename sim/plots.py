@@ -147,6 +147,8 @@ def slot_split(runs: Sequence[RunFiles]) -> Figure:
     for axes in panels[max(0, len(runs) - columns) : len(runs)]:
         axes.set_xlabel("simulated time (s)")
         axes.tick_params(labelbottom=True)
+    first = runs[0].summary
+    figure.suptitle(f"Where the KV slots are: {first['model_id']} on {first['gpu']}", fontsize=11)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure

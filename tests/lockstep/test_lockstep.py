@@ -7,6 +7,7 @@ workloads (`cases/README.md`). A few small cases are committed; the rest are rea
 import csv
 import gzip
 import json
+import os
 from itertools import zip_longest
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from sim.cli import main
 
 HERE = Path(__file__).parent
-SHARED = HERE.parents[2] / "shared" / "vllm_lockstep"
+SHARED = Path(os.environ.get("KVSIM_SHARED", HERE.parents[2] / "shared")) / "vllm_lockstep"
 COMMITTED = sorted(path for path in (HERE / "cases").iterdir() if path.is_dir())
 OTHERS = sorted(
     path
