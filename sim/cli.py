@@ -292,6 +292,7 @@ def _cli() -> click.Group:
             "max_content_width": 100,
         },
     )
+    click.version_option(package_name="kvsim")(group)
     group.add_command(
         _command("run", _run, "Replay a trace through one KV allocator and report what happened.")
     )

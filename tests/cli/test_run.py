@@ -393,3 +393,7 @@ def test_standard_output_on_a_full_disk(busy_trace: Path) -> None:
     done = _piped(f"{KVSIM} run --trace {busy_trace} {' '.join(FLAGS)} > /dev/full")
     assert done.returncode == 1
     assert done.stderr == "kvsim: standard output: No space left on device\n"
+
+
+def test_version(kvsim: Kvsim) -> None:
+    assert kvsim("--version").out.startswith("kvsim, version ")
