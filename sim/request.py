@@ -128,6 +128,25 @@ class Request:
         start = self.segment_ends[segment - 1] if segment else 0
         return self.segment_nodes[segment] << 32 | (num_tokens - start)
 
+    def prefix_keys(self, block_size: int, first: int, end: int) -> list[int]:
+        """Answer `prefix_key` of the ends of blocks *first* to *end*, segment by segment."""
+        keys: list[int] = []
+        size = block_size
+        num_tokens = (first + 1) * size
+        last = end * size
+        segment = bisect_left(self.segment_ends, num_tokens)
+        while num_tokens <= last and segment < len(self.segment_ends):
+            start = self.segment_ends[segment - 1] if segment else 0
+            stop = min(self.segment_ends[segment], last)
+            base = (self.segment_nodes[segment] << 32) - start
+            inside = range(base + num_tokens, base + stop + 1, size)
+            keys += inside
+            num_tokens += len(inside) * size
+            segment += 1
+        base = (self.output_node << 32) - self.num_prompt_tokens
+        keys += range(base + num_tokens, base + last + 1, size)
+        return keys
+
 
 def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
     """Answer the requests of *trace* one by one, in arrival order, each made when it is asked for.

@@ -110,9 +110,11 @@ class PrefixCachingAllocator(PagedAllocator):
 
     def _prefix_keys(self, request: Request, num_blocks: int) -> list[int]:
         """Answer the keys of at least the first *num_blocks* blocks, each computed once."""
-        keys = self._keys.setdefault(request, [])
-        for position in range(len(keys), num_blocks):
-            keys.append(request.prefix_key((position + 1) * self.block_size))
+        keys = self._keys.get(request)
+        if keys is None:
+            keys = self._keys[request] = []
+        if len(keys) < num_blocks:
+            keys += request.prefix_keys(self.block_size, len(keys), num_blocks)
         return keys
 
     def _hit_blocks(self, request: Request, num_tokens: int) -> list[int]:
@@ -139,22 +141,28 @@ class PrefixCachingAllocator(PagedAllocator):
 
     def _take(self, num_blocks: int) -> list[int]:
         blocks = super()._take(num_blocks)
-        while (missing := num_blocks - len(blocks)) > 0:
-            entry = next(iter(self._evictable))
-            private = self._evictable[entry]
+        missing = num_blocks - len(blocks)
+        if missing:
+            self._num_evictable -= missing
+            self._evict(missing, blocks)
+        return blocks
+
+    def _evict(self, num_blocks: int, blocks: list[int]) -> None:
+        """Move *num_blocks* from the oldest evictable ones to *blocks*; there are enough."""
+        evictable = self._evictable
+        num_wanted = len(blocks) + num_blocks
+        while len(blocks) < num_wanted:
+            entry, private = evictable.popitem(last=False)
             if private is None:
                 self._forget(entry)
                 blocks.append(entry)
-                del self._evictable[entry]
-                self._num_evictable -= 1
                 continue
-            taken = private[: -missing - 1 : -1]
-            del private[len(private) - len(taken) :]
-            if not private:
-                del self._evictable[entry]
-            blocks += taken
-            self._num_evictable -= len(taken)
-        return blocks
+            missing = num_wanted - len(blocks)
+            blocks += private[: -missing - 1 : -1]
+            if missing < len(private):
+                del private[-missing:]
+                evictable[entry] = private
+                evictable.move_to_end(entry, last=False)
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
         """Enter the blocks that this step fills, those that others can find.
@@ -217,18 +225,18 @@ class PrefixCachingAllocator(PagedAllocator):
         """Drop the entry of an evicted block; the next copy of its content takes its place."""
         key = self._key_of.pop(block)
         del self._ref_cnt[block]
-        copies = self._copies.get(key)
-        if self._block_of[key] != block:
-            assert copies is not None
-            copies.remove(block)
-        elif copies:
-            self._block_of[key] = copies.pop(0)
-        else:
-            del self._block_of[key]
-        if copies is not None and not copies:
-            del self._copies[key]
         if self._evictions_matter:
             self.generation += 1
+        copies = self._copies.get(key)
+        if copies is None:
+            del self._block_of[key]
+            return
+        if self._block_of[key] == block:
+            self._block_of[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]
 
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
         # Without the gate a shorter hit can leave a chunk that needs less room.

@@ -147,8 +147,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of workload names [default: all]")
     names = parser.parse_args().names
-    print(f"{'workload':<24}{'allocator':<16}{'requests':>10}{'seconds':>9}{'requests/s':>12}"
-          f"{'steps':>10}{'peak MiB':>10}")
+    print(
+        f"{'workload':<24}{'allocator':<16}{'requests':>10}{'seconds':>9}{'requests/s':>12}"
+        f"{'steps':>10}{'peak MiB':>10}"
+    )
     for workload in WORKLOADS:
         if names and not any(name in workload.name for name in names):
             continue
@@ -156,8 +158,11 @@ def main() -> None:
         for allocator in workload.allocators:
             seconds, steps = run(workload, trace, allocator)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            print(f"{workload.name:<24}{allocator:<16}{len(trace):>10,}{seconds:>9.2f}"
-                  f"{len(trace) / seconds:>12,.0f}{steps:>10,}{peak:>10,}", flush=True)
+            print(
+                f"{workload.name:<24}{allocator:<16}{len(trace):>10,}{seconds:>9.2f}"
+                f"{len(trace) / seconds:>12,.0f}{steps:>10,}{peak:>10,}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
