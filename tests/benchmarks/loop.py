@@ -1,7 +1,7 @@
 """How fast the loop is: requests a second from the first arrival to the last row kept.
 
 Run `python -m tests.benchmarks.loop [NAME ...]`; a name is part of a workload's. Reading the trace,
-importing and writing result files are left out (`whole.py` has those).
+importing and writing result files are left out.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def fixed(prompt: int, output: int, *, shared: int = 0) -> Callable[[int], Trace
 
 
 def azure_like(rate: float) -> Callable[[int], Trace]:
-    """Answer what makes a trace of lognormal lengths with the medians and means of Azure's chats."""
+    """Answer what makes a trace of lognormal lengths, medians and means those of Azure's chats."""
 
     def make(num_requests: int) -> Trace:
         rng = np.random.default_rng(0)
@@ -135,9 +135,9 @@ def run(workload: Workload, trace: Trace, allocator: str) -> tuple[float, int]:
     given = {name: Given(value, FLAG_RANK, name) for name, value in values.items()}
     simulation = Simulation(resolve(given).run, trace)
     gc.collect()
-    start = time.process_time()
+    start = time.perf_counter()
     result = simulation.run()
-    seconds = time.process_time() - start
+    seconds = time.perf_counter() - start
     assert result.recorder.num_done == len(trace)
     return seconds, result.recorder.num_steps
 
