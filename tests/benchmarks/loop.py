@@ -8,7 +8,7 @@ import argparse
 import gc
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Workload(NamedTuple):
     name: str
     trace: Callable[[int], Trace]
     num_requests: int
-    settings: dict[str, object]
+    settings: Mapping[str, object]
     allocators: tuple[str, ...]
 
 
@@ -130,8 +130,8 @@ WORKLOADS = [
 
 def run(workload: Workload, trace: Trace, allocator: str) -> tuple[float, int]:
     """Answer seconds and steps of one run."""
-    values = {"trace": "in memory", "max_model_len": 4096, "step_time": LINEAR}
-    values |= workload.settings | {"allocator": allocator}
+    values: dict[str, object] = {"max_model_len": 4096, "step_time": LINEAR, **workload.settings}
+    values["allocator"] = allocator
     given = {name: Given(value, FLAG_RANK, name) for name, value in values.items()}
     simulation = Simulation(resolve(given).run, trace)
     gc.collect()
