@@ -6,7 +6,9 @@ what cannot be done, 0 otherwise.
 
 import dataclasses
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,8 @@ from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.readers import read_trace
 from workloads.record import Trace
 from workloads.samples import CONVERSATION
+
+BLOCK_TABLES = "block_tables.jsonl"
 
 COMPARED = ("reserve-max", "reserve-pow2", "reserve-oracle", "paged", "prefix")
 """What ``kvsim compare`` runs when no allocator is named."""
@@ -156,6 +160,8 @@ def _run(given: dict[str, Given]) -> int:
     folder = make_output_dir(output.output_dir) if output.output_dir is not None else None
     with _block_tables(folder, output) as block_tables:
         result = _simulate(simulation, block_tables)
+    if folder is not None and not output.save_block_tables:
+        (folder / BLOCK_TABLES).unlink(missing_ok=True)  # an earlier run's
     summary = summarize(result)
     if folder is not None:
         write_run(folder, result, summary, output.format)
@@ -173,7 +179,7 @@ def _block_tables(folder: Path | None, output: OutputConfig) -> Iterator[TextIO 
     if folder is None or not output.save_block_tables:
         yield None
         return
-    with atomic(folder / "block_tables.jsonl") as temporary, temporary.open("w") as file:
+    with atomic(folder / BLOCK_TABLES) as temporary, temporary.open("w") as file:
         yield file
 
 
@@ -187,7 +193,10 @@ def _compare(given: dict[str, Given]) -> int:
     simulations, skipped = [], []
     for each in resolved:
         try:
-            simulations.append(Simulation(each.run, trace, save_steps=output.save_steps))
+            simulation = Simulation(
+                each.run, trace, save_steps=output.save_steps, single_step=output.single_step
+            )
+            simulations.append(simulation)
         except CapacityError as error:
             skipped.append(f"skipped {each.run.label}: {error}")
     if not simulations:
@@ -201,12 +210,13 @@ def _compare(given: dict[str, Given]) -> int:
         write_run(run_folders[-1], result, summaries[-1], output.format)
     rows = comparison_rows(summaries)
     files = write_comparison(folder, rows)
-    if rows[0]["num_steps"]:
+    if all(row["duration"] for row in rows):
         from sim.plots import write_figures  # noqa: PLC0415  # only who draws pays for matplotlib
 
         files += write_figures(folder, run_folders)
     else:
-        _say("note: no figures, because no request was served")
+        why = "the runs took no time" if rows[0]["num_steps"] else "no request was served"
+        _say(f"note: no figures, because {why}")
     if output.json:
         _print_json(rows)
     else:
@@ -310,6 +320,9 @@ def _cli() -> click.Group:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; answer the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if threading.current_thread() is threading.main_thread():
+        # As an interruption: temporary files go, and what is whole stays.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not arguments:
             raise click.UsageError("a command is missing; choices: compare, run; or --help")  # noqa: TRY301
@@ -321,6 +334,9 @@ def main(arguments: list[str] | None = None) -> int:
         code, message = _refusal(error)
         _say(f"kvsim: {' '.join(message.splitlines())}")
         return code
+    except MemoryError as error:
+        _say(f"kvsim: out of memory: {error}: shorten the trace or its outputs")
+        return 1
     except (click.Abort, KeyboardInterrupt):
         _say("kvsim: interrupted")
         return 130

@@ -6,11 +6,9 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sim.allocators.base import MemoryStats, Taken
@@ -18,9 +16,8 @@ from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
+from sim.totals import FloatArray, Totals, add_up
 from workloads.record import PS_PER_S, IntArray, Trace
-
-FloatArray = npt.NDArray[np.float64]
 
 MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
@@ -93,42 +90,6 @@ _COUNTED = _STEP_COLUMNS[13:]
 _SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Integrals and counts over a whole run, from its step rows; times in picoseconds.
-
-    The counts without a description are sums of the step rows' columns of that name.
-
-    Attributes:
-        slot_time: slots in each of `SLOT_STATES`, integrated over time.
-        running_time: running requests, integrated over time.
-        waiting_time: time that requests spent in the queue, first wait and later ones.
-        duration_ps: from the first arrival to the end of the last step.
-        inter_token_ps: distinct gaps between a token and the next of its request, and how many.
-        tokens_in_second: tokens sampled in each second since the first served request arrived.
-    """
-
-    num_steps: int
-    duration_ps: int
-    slot_time: dict[str, float]
-    running_time: float
-    waiting_time: int
-    max_running: int
-    max_held_slots: int
-    inter_token_ps: tuple[FloatArray, IntArray]
-    tokens_in_second: IntArray
-    num_admitted: int
-    num_resumed: int
-    num_preempted: int
-    num_finished: int
-    num_refusals: int
-    recomputed_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    preempted_cache_queries: int
-    preempted_cache_hits: int
-
-
 class Recorder:
     """Listens to the engine. Keeps request columns and step rows, in flat arrays.
 
@@ -192,43 +153,20 @@ class Recorder:
         memory of all steps of the run, *taken* what they took.
         """
         step, num_steps = self.num_steps, times.num_steps
-        total = times.total
-        start_ps = start // TICKS_PER_PS
-        end_ps = (start + total) // TICKS_PER_PS
+        start_ps, end_ps = start // TICKS_PER_PS, (start + times.total) // TICKS_PER_PS
         if end_ps > MAX_PS:
             raise ConfigError(
                 f"the run reaches {end_ps / PS_PER_S:.3g} simulated seconds, "
                 f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
             )
-        num_prefill_tokens = sum(chunk for chunk, _ in output.batch.prefills)
+        single = num_steps == 1
+        first_step_ps = end_ps - start_ps if single else times.first // TICKS_PER_PS
+        held = stats.live + stats.reserved + stats.internal
         self._steps.extend(
-            (
-                step,
-                num_steps,
-                start_ps,
-                end_ps - start_ps,
-                end_ps - start_ps if num_steps == 1 else times.first // TICKS_PER_PS,
-                num_running,
-                num_waiting,
-                output.num_decodes,
-                len(output.prefills),
-                num_prefill_tokens,
-                len(output.prefills) - len(output.batch.prefills),
-                len(output.sampled),
-                stats.live + stats.reserved + stats.internal,
-                len(output.admitted),
-                len(output.resumed),
-                len(output.preempted),
-                len(finished),
-                output.num_refusals,
-                output.recomputed_tokens,
-                output.prefix_cache_queries,
-                output.prefix_cache_hits,
-                output.preempted_cache_queries,
-                output.preempted_cache_hits,
-            )
+            (step, num_steps, start_ps, end_ps - start_ps, first_step_ps, num_running, num_waiting)
         )
-        if num_steps == 1:
+        self._steps.extend(_work_of(output, held, len(finished)))
+        if single:
             self._slots.extend(_split(stats))
         else:
             self._slots.extend(_mean_split(stats, output.num_decodes, taken, times))
@@ -328,30 +266,15 @@ class Recorder:
 
     @property
     def totals(self) -> Totals:
-        """Add up the rows."""
+        """The rows added up, anew each time."""
         rows, slots = self._rows()
-        duration = rows["duration_ps"].astype(np.float64)
-        ends, gaps, weights, sampled = _expand(rows)
-        extra = sorted(self._gaps.items())
-        gaps = np.concatenate([gaps, np.array([gap for gap, _ in extra], dtype=np.float64)])
-        weights = np.concatenate([weights, np.array([n for _, n in extra], dtype=np.int64)])
-        seconds = (ends - self._first_served_ps) // PS_PER_S
-        return Totals(
-            num_steps=self.num_steps,
+        return add_up(
+            rows,
+            dict(zip(SLOT_STATES, slots.values(), strict=True)),
+            extra_gaps=self._gaps,
+            first_served_ps=self._first_served_ps,
             duration_ps=self._now_ps - self._start_ps,
-            slot_time={
-                state: float(slots[column] @ duration)
-                for state, column in zip(SLOT_STATES, _SLOT_COLUMNS, strict=True)
-            },
-            running_time=float(rows["running"] @ duration),
             waiting_time=self._waiting_ps,
-            max_running=int(rows["running"].max(initial=0)),
-            max_held_slots=int(rows["held_slots"].max(initial=0)),
-            inter_token_ps=(gaps[weights > 0], weights[weights > 0]),
-            tokens_in_second=np.bincount(seconds.astype(np.int64), weights=sampled).astype(
-                np.int64
-            ),
-            **{name: int(rows[name].sum()) for name in _COUNTED},
         )
 
     def _rows(self) -> tuple[dict[str, IntArray], dict[str, FloatArray]]:
@@ -402,6 +325,29 @@ class Recorder:
         )
 
 
+def _work_of(output: SchedulerOutput, held_slots: int, num_finished: int) -> tuple[int, ...]:
+    """Answer the columns of a step row from num_decodes on."""
+    num_chunks = len(output.batch.prefills)
+    return (
+        output.num_decodes,
+        len(output.prefills),
+        sum(chunk for chunk, _ in output.batch.prefills),
+        len(output.prefills) - num_chunks,
+        len(output.sampled),
+        held_slots,
+        len(output.admitted),
+        len(output.resumed),
+        len(output.preempted),
+        num_finished,
+        output.num_refusals,
+        output.recomputed_tokens,
+        output.prefix_cache_queries,
+        output.prefix_cache_hits,
+        output.preempted_cache_queries,
+        output.preempted_cache_hits,
+    )
+
+
 def _split(stats: MemoryStats) -> tuple[float, ...]:
     """Answer the slots in each of `SLOT_STATES`; they add up to the capacity."""
     _, live, reserved, internal, cached, free, external = stats
@@ -429,24 +375,3 @@ def _mean_split(
     free = stats.capacity - mean_held - mean_cached - external
     reserved = mean_held - mean_live - mean_internal
     return (mean_live, reserved, mean_internal, external, mean_cached, free)
-
-
-def _expand(
-    rows: dict[str, IntArray],
-) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
-    """Answer, for every single step, its end and duration (ps), decodes, and tokens sampled.
-
-    Inside a run durations grow linearly from ``first_step_ps`` to the known sum.
-    """
-    num_steps = rows["num_steps"]
-    position = np.arange(num_steps.sum()) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
-    first = rows["first_step_ps"].astype(np.float64)
-    rest = rows["duration_ps"] - num_steps * first
-    increment = np.repeat(2 * rest / np.maximum(num_steps * (num_steps - 1), 1), num_steps)
-    first = np.repeat(first, num_steps)
-    before = position + 1
-    ends = np.repeat(rows["start_ps"], num_steps) + before * first
-    ends += increment * (before * (before - 1) // 2)
-    decodes = np.repeat(rows["num_decodes"], num_steps)
-    sampled = decodes + np.repeat(rows["num_sampled_prefills"], num_steps)
-    return ends, first + increment * position, decodes, sampled.astype(np.float64)

@@ -114,8 +114,8 @@ def _running_message(runs: Sequence[RunFiles]) -> str:
     means = {run.label: run.summary["mean_num_requests_running"] or 0.0 for run in runs}
     base = "reserve-max" if "reserve-max" in means else runs[0].label
     best = max(means, key=lambda label: means[label])
-    if best == base or not means[base]:
-        return f"Requests served at once: {where}"
+    if not means[base] or f"{means[best] / means[base]:.1f}" == "1.0":
+        return f"All serve about as many requests at once: {where}"
     return f"{best} serves {means[best] / means[base]:.1f}x as many at once as {base}: {where}"
 
 

@@ -163,13 +163,11 @@ def _table(rows: Sequence[Summary], columns: Sequence[_Column]) -> str:
     for column in columns:
         values = [row[column.key] for row in rows]
         numbers = [value for value in values if value is not None]
-        best = column.best(numbers) if column.best and len(set(numbers)) > 1 else None
-        cells.append(
-            [
-                "-" if value is None else f"{value:{column.spec}}{'*' if value == best else ' '}"
-                for value in values
-            ]
-        )
+        shown = ["-" if value is None else f"{value:{column.spec}}" for value in values]
+        best = None
+        if column.best and len(set(shown) - {"-"}) > 1:  # alike as printed: nobody is best
+            best = f"{column.best(numbers):{column.spec}}"
+        cells.append([f"{text}{'*' if text == best else ' '}" for text in shown])
     headers = ["allocator", *(f"{column.header}" for column in columns)]
     align = ("left", *("right" for _ in columns))
     return tabulate.tabulate(

@@ -4,6 +4,8 @@ Every value is converted and checked in one place, so that a flag and a file are
 words: what, where, what was expected, the nearest valid choice.
 """
 
+import codecs
+import json
 import math
 import re
 import tomllib
@@ -186,17 +188,31 @@ def read_config_file(path: str) -> dict[str, Given]:
     return given
 
 
+def _json(data: bytes) -> Any:
+    """Answer the value of a JSON text; of a key given twice, neither is taken."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise msgspec.DecodeError(f"key {quote(name)} is there twice")
+        return dict(pairs)
+
+    msgspec.json.decode(data)  # stricter than the standard library, which knows who came twice
+    return json.loads(data, object_pairs_hook=once)
+
+
 def _parse(path: str, shown: str) -> Any:
     """Answer what the configuration file *path* holds; refusals call it *shown*."""
     parsers: dict[str, Callable[[bytes], Any]] = {
-        ".json": msgspec.json.decode,
+        ".json": _json,
         ".toml": lambda data: tomllib.loads(data.decode()),
     }
     suffix = Path(path).suffix.lower()
     if suffix not in parsers:
         raise ConfigError(f"{shown}: expected a name ending in .json or .toml")
     try:
-        return parsers[suffix](Path(path).read_bytes())
+        return parsers[suffix](Path(path).read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise FileError(
             f"{shown}: {error.strerror or error}; expected a file that can be read"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.metrics import FloatArray, Totals
 from sim.simulation import RunResult
+from sim.totals import FloatArray, Totals
 from workloads.record import PS_PER_S, IntArray
 
 PERCENTILES = (50, 99)

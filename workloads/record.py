@@ -139,6 +139,7 @@ def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: 
     if request_id in seen:
         raise TraceError(
             f"{at}: request id {quote(request_id)} is already used on line {seen[request_id]}"
+            + ("" if record.request_id else " (this line has none, so its row names it)")
         )
 
 

@@ -4,6 +4,8 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
+from collections import defaultdict
+
 from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, Taken, require_equal
 from sim.config import CacheConfig
 from sim.kv_spec import NULL_BLOCKS, KVPool, check_max_model_len
@@ -50,7 +52,7 @@ class PagedAllocator:
         self._internal = 0
         self._step = 0
         self._offsets: dict[Request, int] = {}
-        self._ring: list[Bucket] = [{} for _ in range(self.block_size)]
+        self._ring: defaultdict[int, Bucket] = defaultdict(dict)
         self._never_written_at: dict[int, int] = {}
         check_max_model_len(
             max_model_len,
@@ -174,9 +176,10 @@ class PagedAllocator:
         generation = self.generation
         step, end = first, first + max_steps
         while step < end:
-            bucket = ring[step % size]
+            bucket = ring.get(step % size)
             if step > first and (
-                self.generation != generation or self._changes_generation(step, len(bucket))
+                self.generation != generation
+                or self._changes_generation(step, len(bucket) if bucket else 0)
             ):
                 break
             if bucket:
@@ -191,11 +194,11 @@ class PagedAllocator:
 
     def touched(self) -> list[Request]:
         """See `DecodeRuns.touched`."""
-        return list(self._ring[self._step % self.block_size])
+        return list(self._ring.get(self._step % self.block_size, ()))
 
     def serve(self, request: Request) -> bool:
         """See `DecodeRuns.serve`."""
-        table = self._ring[self._step % self.block_size].get(request)
+        table = self._ring.get(self._step % self.block_size, {}).get(request)
         if table is not None:
             if not self._num_free:
                 return False

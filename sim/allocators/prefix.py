@@ -10,7 +10,7 @@ own request, after a preemption; so it needs no key while its request runs, and 
 request has finished: the private blocks of a finished request enter the free list as one entry.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from sim.allocators.base import require_equal
 from sim.allocators.paged import PagedAllocator
@@ -42,7 +42,7 @@ class PrefixCachingAllocator(PagedAllocator):
         self._keys: dict[Request, list[int]] = {}
         self._num_keyed: dict[Request, int] = {}
         self._was_preempted: set[Request] = set()
-        self._fill_ring: list[dict[Request, None]] = [{} for _ in range(self.block_size)]
+        self._fill_ring: defaultdict[int, dict[Request, None]] = defaultdict(dict)
         self._evictions_matter = False
 
     def find_longest_cache_hit(self, request: Request) -> int:
@@ -74,7 +74,7 @@ class PrefixCachingAllocator(PagedAllocator):
 
     def touched(self) -> list[Request]:
         """See `DecodeRuns.touched`."""
-        fillers = self._fill_ring[self._step % self.block_size]
+        fillers = self._fill_ring.get(self._step % self.block_size, ())
         requests = dict.fromkeys([*super().touched(), *fillers])
         return sorted(requests, key=lambda request: request.order)
 
@@ -82,7 +82,7 @@ class PrefixCachingAllocator(PagedAllocator):
         """See `DecodeRuns.serve`."""
         if not super().serve(request):
             return False
-        if request in self._fill_ring[self._step % self.block_size]:
+        if request in self._fill_ring.get(self._step % self.block_size, ()):
             self._after_grant(request, self._offsets[request] + self._step + 1)
         return True
 
@@ -243,7 +243,7 @@ class PrefixCachingAllocator(PagedAllocator):
         self._evictions_matter = not full_sequence_must_fit
 
     def _changes_generation(self, step: int, num_blocks: int) -> bool:
-        if self._fill_ring[step % self.block_size]:
+        if self._fill_ring.get(step % self.block_size):
             return True
         if not self._evictions_matter:
             return False
@@ -251,7 +251,7 @@ class PrefixCachingAllocator(PagedAllocator):
         return num_blocks > num_unhashed
 
     def _fill(self, step: int) -> None:
-        for request in self._fill_ring[step % self.block_size]:
+        for request in self._fill_ring.get(step % self.block_size, ()):
             self._after_grant(request, self._offsets[request] + step + 1)
 
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:

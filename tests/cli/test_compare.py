@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from sim.cli import COMPARED
@@ -253,3 +254,39 @@ def test_save_steps(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
     with (tmp_path / "out" / "paged" / "steps.csv").open(newline="") as file:
         steps = list(csv.DictReader(file))
     assert [row["step"] for row in steps] == [str(step) for step in range(len(steps))]
+
+
+def test_single_step_reaches_every_allocator(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    flags = ("--trace", busy_trace, "--allocator", "paged,prefix", "--single-step")
+    kvsim("compare", *flags, "--max-model-len", "512", "-o", tmp_path)
+    for name in ("paged", "prefix"):
+        steps = pd.read_parquet(tmp_path / name / "steps.parquet")
+        assert steps["num_steps"].max() == 1
+
+
+def test_a_run_shorter_than_a_picosecond_has_no_figures(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "one.jsonl"
+    trace.write_text('{"arrival_time": 0, "input_length": 10, "output_len": 5}\n')
+    done = kvsim(
+        "compare", "--trace", trace, "--step-time", "constant:1e-16", "-o", tmp_path / "out"
+    )
+    assert done.code == 0
+    assert any("no figures" in note for note in done.notes)
+    assert not (tmp_path / "out" / "running.png").exists()
+
+
+def test_nobody_is_best_where_all_print_alike(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "one.jsonl"
+    trace.write_text('{"arrival_time": 0, "input_length": 10, "output_len": 5}\n')
+    flags = ("--trace", trace, "--allocator", "reserve-max,paged", "-o", tmp_path / "out")
+    text = kvsim("compare", *flags, "--step-time", "constant:1", "--max-model-len", "64").out
+    for line in text.splitlines():
+        if line.startswith(("reserve-max", "paged")) and "/" not in line:
+            assert "1.0*" not in line
+    assert "*" not in text.partition("Throughput and latency")[2]

@@ -397,3 +397,42 @@ def test_standard_output_on_a_full_disk(busy_trace: Path) -> None:
 
 def test_version(kvsim: Kvsim) -> None:
     assert kvsim("--version").out.startswith("kvsim, version ")
+
+
+def test_block_tables_of_an_earlier_run_do_not_stay(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    flags = ("--trace", busy_trace, *FLAGS, "-o", tmp_path)
+    kvsim("run", *flags, "--save-block-tables")
+    assert (tmp_path / "block_tables.jsonl").exists()
+    kvsim("run", *flags)
+    assert not (tmp_path / "block_tables.jsonl").exists()
+
+
+@pytest.mark.parametrize("allocator", ["paged", "prefix"])
+def test_a_huge_block_costs_nothing(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, allocator: str
+) -> None:
+    size = ("--block-size", "2147483647", "--num-gpu-blocks-override", "9")
+    flags = ("--max-model-len", "512", "--step-time", "constant:1", "--allocator", allocator)
+    assert kvsim("run", "--trace", busy_trace, *size, *flags).code == 0
+
+
+def test_termination_leaves_no_temporary_file(busy_trace: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    arguments = ["run", "--trace", str(busy_trace), "-o", str(folder), "--save-block-tables"]
+    arguments += ["--num-gpu-blocks-override", "64", "--max-model-len", "512"]
+    code = (
+        "import os, signal, sys\n"
+        "from sim import cli, simulation\n"
+        "run = simulation.Simulation.run\n"
+        "def stopped(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return run(*arguments)\n"
+        "simulation.Simulation.run = stopped\n"
+        f"sys.exit(cli.main({arguments!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "kvsim: interrupted"
+    assert not list(folder.iterdir())

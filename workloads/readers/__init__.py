@@ -17,16 +17,28 @@ from workloads.record import RequestRecord, Trace, build_trace
 
 
 class Reader(NamedTuple):
-    """A format: its reader, and the strings that its first line (and no other format's) holds."""
+    """A format: its reader, and how to know it.
+
+    Attributes:
+        read: the reader.
+        marks: strings that its first line holds, all of them, and no other format's.
+        hints: any of these in a line without all marks of any format: of this one, with a fault
+            that its reader can name.
+    """
 
     read: Callable[[Iterable[tuple[int, str]]], Iterator[RequestRecord | str]]
     marks: tuple[str, ...]
+    hints: tuple[str, ...] = ()
 
 
 READERS = {
     "azure2023": Reader(azure.read_azure2023, (azure.HEADER,)),
-    "mooncake": Reader(mooncake.read_mooncake, ('"timestamp"', '"hash_ids"')),
-    "native": Reader(native.read_native, ('"arrival_time"',)),
+    "mooncake": Reader(
+        mooncake.read_mooncake, ('"timestamp"', '"hash_ids"'), ('"timestamp"', '"hash_ids"')
+    ),
+    "native": Reader(
+        native.read_native, ('"arrival_time"',), ('"output_len"', '"prompt"', '"prompt_token_ids"')
+    ),
 }
 """The formats by name. Where the marks of several fit, the first is taken."""
 
@@ -99,6 +111,9 @@ def _format_of(line: str) -> str | None:
 def _detected(first_line: str) -> str:
     """Answer the format of a file that starts with *first_line*, or raise `TraceError`."""
     found = _format_of(first_line)
+    if found is None and first_line.startswith("{"):
+        hinted = (n for n, r in READERS.items() if any(hint in first_line for hint in r.hints))
+        found = next(hinted, None)
     if found is None:
         known = "; ".join(f"{name} ({' and '.join(r.marks)})" for name, r in READERS.items())
         raise TraceError(
