@@ -210,7 +210,7 @@ def _compare(given: dict[str, Given]) -> int:
         write_run(run_folders[-1], result, summaries[-1], output.format)
     rows = comparison_rows(summaries)
     files = write_comparison(folder, rows)
-    if all(row["duration"] for row in rows):
+    if all(row["num_steps"] and row["duration"] for row in rows):
         from sim.plots import write_figures  # noqa: PLC0415  # only who draws pays for matplotlib
 
         files += write_figures(folder, run_folders)

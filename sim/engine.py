@@ -107,14 +107,18 @@ class Engine:
     def _steps(self) -> _Process:
         scheduler, recorder = self._scheduler, self._recorder
         clock = 0
+        was_idle = False
         while True:
             if not scheduler.running and not scheduler.waiting:
                 if self._next_arrival is None:
                     return
                 yield from self._sleep()
                 clock = int(self._env.now)
-                recorder.on_idle(clock, self._allocator.stats())
+                was_idle = True
                 continue
+            if was_idle:  # told only now: idle time after the last step is nobody's
+                recorder.on_idle(clock, self._allocator.stats())
+                was_idle = False
             start = clock
             output = scheduler.schedule(1 if self._single_step else self._max_steps(clock))
             stats = self._allocator.stats()
@@ -151,7 +155,7 @@ class Engine:
                     )
                 yield from self._sleep()
                 clock = int(self._env.now)
-                recorder.on_idle(clock, self._allocator.stats())
+                was_idle = True
 
     def _sleep(self) -> _Process:
         """Wait for the next arrival."""
