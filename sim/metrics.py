@@ -16,7 +16,7 @@ from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
-from sim.totals import FloatArray, Totals, add_up
+from sim.totals import COUNTS, FloatArray, Totals, add_up
 from workloads.record import PS_PER_S, IntArray, Trace
 
 MAX_PS = 2**63 - 1
@@ -75,18 +75,8 @@ _STEP_COLUMNS = (
     "num_late_decodes",
     "num_sampled_prefills",
     "held_slots",
-    "num_admitted",
-    "num_resumed",
-    "num_preempted",
-    "num_finished",
-    "num_refusals",
-    "recomputed_tokens",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "preempted_cache_queries",
-    "preempted_cache_hits",
+    *COUNTS,
 )
-_COUNTED = _STEP_COLUMNS[13:]
 _SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
 
 
@@ -252,7 +242,7 @@ class Recorder:
             "num_prefill_tokens": prefill_tokens,
             "num_decode_tokens": decode_tokens,
             "used_blocks": -(-rows["held_slots"] // self._block_size),
-            **{name: rows[name] for name in _COUNTED},
+            **{name: rows[name] for name in COUNTS},
             **slots,
         }
         if self._save_steps:

@@ -47,7 +47,7 @@ class Totals:
     preempted_cache_hits: int
 
 
-_COUNTS = (
+COUNTS = (
     "num_admitted",
     "num_resumed",
     "num_preempted",
@@ -59,6 +59,7 @@ _COUNTS = (
     "preempted_cache_queries",
     "preempted_cache_hits",
 )
+"""Counter columns of the step rows; the fields of `Totals` with these names are their sums."""
 
 
 def add_up(
@@ -96,7 +97,7 @@ def add_up(
         max_held_slots=int(rows["held_slots"].max(initial=0)),
         inter_token_ps=(gaps[weights > 0], weights[weights > 0]),
         tokens_in_second=np.bincount(seconds, weights=sampled).astype(np.int64),
-        **{name: int(rows[name].sum()) for name in _COUNTS},
+        **{name: int(rows[name].sum()) for name in COUNTS},
     )
 
 
