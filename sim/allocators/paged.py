@@ -48,6 +48,7 @@ class PagedAllocator:
         self._returned: list[int] = []
         self._next_unused = NULL_BLOCKS
         self._num_free = self._num_usable_blocks
+        self._num_evictable = 0  # of the free ones, cached
         self._live = 0
         self._internal = 0
         self._step = 0
@@ -129,7 +130,7 @@ class PagedAllocator:
         """Answer the split of the pool (see `Allocator.stats`)."""
         size = self.block_size
         held = (self._num_usable_blocks - self._num_free) * size
-        cached = self._num_cached_blocks() * size
+        cached = self._num_evictable * size
         live, internal = self._live, self._internal
         return MemoryStats(
             self._num_usable_blocks * size,
@@ -171,22 +172,22 @@ class PagedAllocator:
 
     def grant(self, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
-        ring, size, first = self._ring, self.block_size, self._step
+        bucket_of, size, first = self._ring.get, self.block_size, self._step
+        caching, generation = self.enable_caching, self.generation
         self.taken = taken = []
-        generation = self.generation
         step, end = first, first + max_steps
         while step < end:
-            bucket = ring.get(step % size)
-            if step > first and (
-                self.generation != generation
-                or self._changes_generation(step, len(bucket) if bucket else 0)
-            ):
+            bucket = bucket_of(step % size)
+            num_blocks = len(bucket) if bucket else 0
+            if num_blocks > self._num_free:
+                break
+            # Several steps only if none of them lets the queue move.
+            if caching and step > first and self._changes_generation(step, num_blocks, generation):
                 break
             if bucket:
-                if len(bucket) > self._num_free:
-                    break
                 taken.append(self._take_for(bucket, step, step - first))
-            self._fill(step)
+            if caching:
+                self._fill(step)
             step += 1
         self._step = step
         self._live += len(self._offsets) * (step - first)
@@ -256,14 +257,13 @@ class PagedAllocator:
 
     def _take_for(self, bucket: Bucket, step: int, offset: int) -> Taken:
         """Give every request in *bucket* one block; there are enough."""
-        num_cached = self._num_cached_blocks()
-        for table, block in zip(bucket.values(), self._take(len(bucket)), strict=True):
+        size, num_blocks, num_evictable = self.block_size, len(bucket), self._num_evictable
+        for table, block in zip(bucket.values(), self._take(num_blocks), strict=True):
             table.append(block)
         internal = self._never_written_at.pop(step, 0)
         self._internal += internal
-        size = self.block_size
-        cached = (num_cached - self._num_cached_blocks()) * size
-        return Taken(offset, len(bucket) * size, internal, cached)
+        num_evicted = num_evictable - self._num_evictable
+        return Taken(offset, num_blocks * size, internal, num_evicted * size)
 
     def _take(self, num_blocks: int) -> list[int]:
         """Remove blocks from the front of the free list; there are enough."""
@@ -312,15 +312,12 @@ class PagedAllocator:
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
         pass
 
-    def _changes_generation(self, step: int, num_blocks: int) -> bool:
+    def _changes_generation(self, step: int, num_blocks: int, generation: int) -> bool:
         del step, num_blocks
-        return False
+        return self.generation != generation
 
     def _fill(self, step: int) -> None:
         pass
-
-    def _num_cached_blocks(self) -> int:
-        return 0
 
 
 UNKNOWN_STEP = -1

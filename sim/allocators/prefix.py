@@ -37,7 +37,6 @@ class PrefixCachingAllocator(PagedAllocator):
         # Hashed blocks that nobody holds, oldest first: a block with a key, or, under a negative
         # number, the private blocks of a finished request in table order, taken from the end.
         self._evictable: OrderedDict[int, list[int] | None] = OrderedDict()
-        self._num_evictable = 0
         self._num_private_entries = 0
         self._keys: dict[Request, list[int]] = {}
         self._num_keyed: dict[Request, int] = {}
@@ -242,8 +241,8 @@ class PrefixCachingAllocator(PagedAllocator):
         # Without the gate a shorter hit can leave a chunk that needs less room.
         self._evictions_matter = not full_sequence_must_fit
 
-    def _changes_generation(self, step: int, num_blocks: int) -> bool:
-        if self._fill_ring.get(step % self.block_size):
+    def _changes_generation(self, step: int, num_blocks: int, generation: int) -> bool:
+        if self.generation != generation or self._fill_ring.get(step % self.block_size):
             return True
         if not self._evictions_matter:
             return False
@@ -272,6 +271,3 @@ class PrefixCachingAllocator(PagedAllocator):
         free = set(entries)
         require_equal("entries of the free list", len(free), len(entries))
         return free
-
-    def _num_cached_blocks(self) -> int:
-        return self._num_evictable
