@@ -83,6 +83,7 @@ def test_parquet_and_csv_hold_equal_data(
             dtype=parquet.dtypes.to_dict(),
             keep_default_na=False,
             na_values={"refused": [""]},
+            float_precision="round_trip",
         )
         pd.testing.assert_frame_equal(parquet, text, check_exact=True)
 
