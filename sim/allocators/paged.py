@@ -203,7 +203,7 @@ class PagedAllocator:
         if table is not None:
             if not self._num_free:
                 return False
-            self._take_for({request: table}, UNKNOWN_STEP, 0)
+            table += self._take(1)
             self._internal += self._never_written(request, len(table))
         return True
 
@@ -318,6 +318,3 @@ class PagedAllocator:
 
     def _fill(self, step: int) -> None:
         pass
-
-
-UNKNOWN_STEP = -1
