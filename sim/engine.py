@@ -1,11 +1,9 @@
 """The event loop: requests arrive, the engine steps. The only file that imports SimPy.
 
-Two processes, never one a request: `Engine._arrivals` walks the trace, `Engine._steps` runs the
-scheduler (vLLM 0.33.0, ``v1/engine/core.py``, ``step``). The clock is an integer number of ticks,
-so that an arrival and the end of a step are at the same instant exactly or not at all.
-
-The engine decides steps ahead of SimPy's clock while no arrival is due: it waits for that clock
-only where an arrival could be seen.
+One process, never one a request. `Engine` takes in the requests that are due, lets the scheduler
+decide a step or a run of them (vLLM 0.33.0, ``v1/engine/core.py``, ``step``), and waits for SimPy's
+clock only where an arrival may be seen. Time is an integer number of ticks, so that an arrival and
+the end of a step are at the same instant exactly or not at all.
 """
 
 from collections.abc import Callable, Generator
@@ -16,15 +14,15 @@ import simpy
 
 from sim.allocators.base import Allocator
 from sim.metrics import Recorder, StepTimes
-from sim.request import make_requests
+from sim.request import Request, make_requests
 from sim.scheduler import Scheduler, SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, StepTimeModel
 from workloads.record import Trace
 
 _Process = Generator[simpy.Event, Any, None]
 
-UNBOUNDED = 1 << 62
-"""More steps than any run has."""
+NEVER = 1 << 100
+"""Later than any time, in ticks."""
 
 
 class EngineStuckError(RuntimeError):
@@ -61,19 +59,18 @@ class Engine:
         on_scheduled: Callable[[SchedulerOutput], None] | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> None:
-        self._trace = trace
         self._scheduler = scheduler
         self._allocator = allocator
         self._step_time = step_time
         self._recorder = recorder
-        self._max_model_len = max_model_len
         self._single_step = single_step or save_names
         self._save_names = save_names
         self._on_scheduled = on_scheduled
         self._on_step = on_step
-        self._env = simpy.Environment()
-        self._next_arrival: int | None = None  # ticks; None once all have arrived
-        self._wake: simpy.Event | None = None
+        self._requests = make_requests(trace, max_model_len)
+        self._next_request: Request | None = None
+        self._next_arrival = NEVER  # ticks
+        self._clock = 0
 
     def run(self) -> None:
         """Run until every request has finished or been refused.
@@ -81,112 +78,96 @@ class Engine:
         Raises:
             EngineStuckError: if the requests left can never run.
         """
-        self._env.process(self._arrivals())
-        self._env.process(self._steps())
-        self._env.run()
+        env = simpy.Environment()
+        env.process(self._serve(env))
+        env.run()
 
-    def _arrivals(self) -> _Process:
-        for request in make_requests(self._trace, self._max_model_len):
-            arrival = request.arrival_ps * TICKS_PER_PS
-            now = int(self._env.now)
-            if arrival > now:
-                self._next_arrival = arrival
-                self._wake_engine()
-                yield self._env.timeout(arrival - now)
-            reason = self._scheduler.add_request(request)
-            if reason is not None:
-                self._recorder.on_refused(request, reason)
-        self._next_arrival = None
-        self._wake_engine()
-
-    def _wake_engine(self) -> None:
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
-
-    def _steps(self) -> _Process:
-        scheduler, recorder = self._scheduler, self._recorder
-        clock = 0
-        was_idle = False
-        while True:
-            if not scheduler.running and not scheduler.waiting:
-                if self._next_arrival is None:
-                    return
-                yield from self._sleep()
-                clock = int(self._env.now)
-                was_idle = True
-                continue
+    def _serve(self, env: simpy.Environment) -> _Process:
+        scheduler, recorder, allocator = self._scheduler, self._recorder, self._allocator
+        max_steps = None if self._single_step else self._max_steps
+        was_idle = True
+        self._fetch()
+        while self._next_request is not None or scheduler.running or scheduler.waiting:
+            if was_idle:
+                self._clock = max(self._clock, self._next_arrival)
+            if self._next_arrival <= self._clock:
+                yield env.timeout(self._clock - env.now)
+                self._take_arrivals()
+                if not scheduler.waiting and not scheduler.running:
+                    continue  # all refused
             if was_idle:  # told only now: idle time after the last step is nobody's
-                recorder.on_idle(clock, self._allocator.stats())
-                was_idle = False
-            start = clock
-            output = scheduler.schedule(1 if self._single_step else self._max_steps(clock))
-            stats = self._allocator.stats()
-            num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
-            scheduled = scheduler.scheduled(output) if self._save_names else ()
-            if self._on_scheduled is not None:
-                self._on_scheduled(output)
-            times = self._times(output)
-            clock += times.total
-            if self._next_arrival is not None and self._next_arrival <= clock:
-                yield self._env.timeout(clock - int(self._env.now))
-                # Arrivals due at this very instant join the next step, whoever scheduled first.
-                yield self._env.timeout(0)
-            finished = scheduler.update_from_output(output)
-            recorder.on_step(
-                start=start,
-                times=times,
-                num_running=num_running,
-                num_waiting=num_waiting,
-                output=output,
-                stats=stats,
-                taken=scheduler.taken,
-                finished=finished,
-            )
-            if self._save_names:
-                recorder.on_names(output, scheduled, finished, self._allocator.stats())
-            if self._on_step is not None:
-                self._on_step()
-            if output.is_empty and not output.preempted:
-                if self._next_arrival is None:
-                    raise EngineStuckError(
-                        f"{len(scheduler.waiting)} requests wait and none can be admitted: "
-                        f"{scheduler.waiting[0].request_id} is at the head"
-                    )
-                yield from self._sleep()
-                clock = int(self._env.now)
-                was_idle = True
+                recorder.on_idle(self._clock, allocator.stats())
+            was_idle = self._step(max_steps)
 
-    def _sleep(self) -> _Process:
-        """Wait for the next arrival."""
-        self._wake = self._env.event()
-        yield self._wake
+    def _fetch(self) -> None:
+        """Make the request that comes next."""
+        request = self._next_request = next(self._requests, None)
+        self._next_arrival = NEVER if request is None else request.arrival_ps * TICKS_PER_PS
 
-    def _max_steps(self, clock: int) -> int:
-        """Answer how many decode steps may pass before an arrival has to be looked at."""
-        scheduler = self._scheduler
-        if self._next_arrival is None or not scheduler.admits_arrivals:
-            return UNBOUNDED
-        if not scheduler.num_decodes:
-            return 1
-        line = self._step_time.decode_line(scheduler.num_decodes)
-        first = line.fixed + line.per_context * scheduler.decode_context
-        return steps_until(
-            self._next_arrival - clock, first, line.per_context * scheduler.num_decodes
+    def _take_arrivals(self) -> None:
+        """Queue the requests that are due, those of this very instant included."""
+        while self._next_arrival <= self._clock:
+            assert self._next_request is not None
+            reason = self._scheduler.add_request(self._next_request)
+            if reason is not None:
+                self._recorder.on_refused(self._next_request, reason)
+            self._fetch()
+
+    def _step(self, max_steps: Callable[[int], int] | None) -> bool:
+        """Run a step or a run of steps; answer whether the engine is idle after it."""
+        scheduler, recorder = self._scheduler, self._recorder
+        output = scheduler.schedule(max_steps)
+        stats = self._allocator.stats()
+        num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
+        scheduled = scheduler.scheduled(output) if self._save_names else ()
+        if self._on_scheduled is not None:
+            self._on_scheduled(output)
+        times = self._times(output)
+        start = self._clock
+        self._clock += times.total
+        finished = scheduler.update_from_output(output)
+        recorder.on_step(
+            start, times, num_running, num_waiting, output, stats, scheduler.taken, finished
         )
+        if self._save_names:
+            recorder.on_names(output, scheduled, finished, self._allocator.stats())
+        if self._on_step is not None:
+            self._on_step()
+        if output.is_empty and not output.preempted:
+            if self._next_request is None:
+                raise EngineStuckError(
+                    f"{len(scheduler.waiting)} requests wait and none can be admitted: "
+                    f"{scheduler.waiting[0].request_id} is at the head"
+                )
+            return True
+        return not scheduler.running and not scheduler.waiting
+
+    def _max_steps(self, num_steps: int) -> int:
+        """Answer how many of *num_steps* may pass before an arrival has to be looked at."""
+        if self._next_request is None or not self._scheduler.admits_arrivals or num_steps == 1:
+            return num_steps
+        num_decodes = self._scheduler.num_decodes
+        fixed, per_context = self._step_time.decode_line(num_decodes)
+        first = fixed + per_context * self._scheduler.decode_context
+        increment = per_context * num_decodes
+        left = self._next_arrival - self._clock
+        if num_steps * first + increment * (num_steps * (num_steps - 1) // 2) <= left:
+            return num_steps
+        return steps_until(left, first, increment)
 
     def _times(self, output: SchedulerOutput) -> StepTimes:
         """Price the steps of *output*."""
         if output.prefills:
-            return StepTimes(self._step_time.step_time(output.batch), 0, 1)
-        if not output.num_decodes:
-            return StepTimes(0, 0, 1)
-        line = self._step_time.decode_line(output.num_decodes)
-        return StepTimes(
-            line.fixed + line.per_context * output.decode_context,
-            line.per_context * output.num_decodes,
-            output.num_steps,
-        )
+            time = self._step_time.step_time(output.batch)
+            return StepTimes(time, 0, 1, time)
+        num_decodes, num_steps = output.num_decodes, output.num_steps
+        if not num_decodes:
+            return StepTimes(0, 0, 1, 0)
+        fixed, per_context = self._step_time.decode_line(num_decodes)
+        first = fixed + per_context * output.decode_context
+        increment = per_context * num_decodes
+        total = num_steps * first + increment * (num_steps * (num_steps - 1) // 2)
+        return StepTimes(first, increment, num_steps, total)
 
 
 def steps_until(ticks: int, first: int, increment: int) -> int:

@@ -3,21 +3,21 @@
 Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.py``).
 """
 
-from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from sim.allocators.base import MemoryStats, Taken
+from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
+from sim.columns import Columns, Rows, concatenate
 from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
-from sim.totals import COUNTS, FloatArray, Totals, add_up
-from workloads.record import PS_PER_S, IntArray, Trace
+from sim.totals import COUNTS, Totals, add_up
+from workloads.record import PS_PER_S, Trace
 
 MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
@@ -27,30 +27,16 @@ SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 
 
 class StepTimes(NamedTuple):
-    """Times of a run of steps, in ticks: step j lasts ``first + j * increment``."""
+    """Times of a run of steps, in ticks: step j lasts ``first + j * increment``; *total* is all."""
 
     first: int
     increment: int
     num_steps: int
-
-    @property
-    def total(self) -> int:
-        """How long all steps last."""
-        return self.before(self.num_steps)
-
-    def before(self, step: int) -> int:
-        """Answer how long the steps before *step* last."""
-        return step * self.first + self.increment * (step * (step - 1) // 2)
-
-    @property
-    def first_moment(self) -> int:
-        """The sum over steps j of j times the time of step j."""
-        n = self.num_steps
-        pairs = n * (n - 1) // 2
-        return self.first * pairs + self.increment * (pairs * (2 * n - 1) // 3)
+    total: int
 
 
 _REQUEST_COLUMNS = (
+    "index",
     "num_output_tokens",
     "scheduled_step",
     "first_token_step",
@@ -66,7 +52,6 @@ _STEP_COLUMNS = (
     "num_steps",
     "start_ps",
     "duration_ps",
-    "first_step_ps",
     "running",
     "waiting",
     "num_decodes",
@@ -74,14 +59,21 @@ _STEP_COLUMNS = (
     "num_prefill_tokens",
     "num_late_decodes",
     "num_sampled_prefills",
-    "held_slots",
     *COUNTS,
+    "live",
+    "held_slots",
+    "internal",
+    "cached",
+    "external",
 )
+_MEAN_COLUMNS = ("first_step_ps", "increment_ps", "held_taken", "internal_taken", "cached_taken")
 _SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
+CHUNK_ROWS = 1 << 15
+"""Step rows that are kept as they came; older ones are packed."""
 
 
 class Recorder:
-    """Listens to the engine. Keeps request columns and step rows, in flat arrays.
+    """Listens to the engine. Keeps request columns and step rows, packed (`sim.columns`).
 
     Args:
         trace: what is replayed.
@@ -100,9 +92,9 @@ class Recorder:
         self._start_ps = int(trace.arrival_ps[0])
         self._now_ps = self._start_ps
         self._first_served_ps = UNSET
-        self._steps = array("q")
-        self._slots = array("d")
-        self._requests = array("q", [UNSET]) * (len(_REQUEST_COLUMNS) * len(trace))
+        self._steps = Rows(_STEP_COLUMNS, "q")
+        self._means = Rows(_MEAN_COLUMNS, "d")
+        self._requests = Rows(_REQUEST_COLUMNS, "q")
         self._refused: dict[int, str] = {}
         self._names: list[tuple[str, ...]] = []
         self._held_after: list[int] = []
@@ -119,22 +111,29 @@ class Recorder:
         """Note that nothing ran from the last step to *until* (ticks)."""
         now_ps, until_ps = self._now_ps, until // TICKS_PER_PS
         if until_ps > now_ps:
-            row = [0] * len(_STEP_COLUMNS)
-            row[0], row[2], row[3] = self.num_steps, now_ps, until_ps - now_ps
-            self._steps.extend(row)
-            self._slots.extend(_split(stats))
+            row = dict.fromkeys(_STEP_COLUMNS, 0) | {
+                "step": self.num_steps,
+                "start_ps": now_ps,
+                "duration_ps": until_ps - now_ps,
+                "live": stats.live,
+                "held_slots": stats.held,
+                "internal": stats.internal,
+                "cached": stats.cached,
+                "external": stats.external,
+            }
+            self._steps.add(row.values())
+            self._means.add((0.0,) * len(_MEAN_COLUMNS))
             self._now_ps = until_ps
 
     def on_step(
         self,
-        *,
         start: int,
         times: StepTimes,
         num_running: int,
         num_waiting: int,
         output: SchedulerOutput,
         stats: MemoryStats,
-        taken: Sequence[Taken],
+        taken: Taken,
         finished: Sequence[Request],
     ) -> None:
         """Note one step or run of steps that has ended.
@@ -142,33 +141,62 @@ class Recorder:
         *start* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
         memory of all steps of the run, *taken* what they took.
         """
-        step, num_steps = self.num_steps, times.num_steps
-        start_ps, end_ps = start // TICKS_PER_PS, (start + times.total) // TICKS_PER_PS
+        step = self.num_steps
+        first, increment, num_steps, total = times
+        start_ps, end_ps = start // TICKS_PER_PS, (start + total) // TICKS_PER_PS
         if end_ps > MAX_PS:
             raise ConfigError(
                 f"the run reaches {end_ps / PS_PER_S:.3g} simulated seconds, "
                 f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
             )
-        single = num_steps == 1
-        first_step_ps = end_ps - start_ps if single else times.first // TICKS_PER_PS
-        held = stats.live + stats.reserved + stats.internal
-        self._steps.extend(
-            (step, num_steps, start_ps, end_ps - start_ps, first_step_ps, num_running, num_waiting)
+        _, live, reserved, internal, cached, _, external = stats
+        chunks = output.batch.prefills
+        num_prefills = len(output.prefills)
+        self._steps.add(
+            (
+                step,
+                num_steps,
+                start_ps,
+                end_ps - start_ps,
+                num_running,
+                num_waiting,
+                output.num_decodes,
+                num_prefills,
+                sum([chunk for chunk, _ in chunks]),
+                num_prefills - len(chunks),
+                len(output.sampled),
+                len(output.admitted),
+                len(output.resumed),
+                len(output.preempted),
+                len(finished),
+                output.num_refusals,
+                output.recomputed_tokens,
+                output.prefix_cache_queries,
+                output.prefix_cache_hits,
+                output.preempted_cache_queries,
+                output.preempted_cache_hits,
+                live,
+                live + reserved + internal,
+                internal,
+                cached,
+                external,
+            )
         )
-        self._steps.extend(_work_of(output, held, len(finished)))
-        if single:
-            self._slots.extend(_split(stats))
-        else:
-            self._slots.extend(_mean_split(stats, output.num_decodes, taken, times))
-        if output.prefills:
+        means = [first / TICKS_PER_PS, increment / TICKS_PER_PS, 0.0, 0.0, 0.0]
+        if taken is not NOTHING_TAKEN:
+            means[2:] = [(first * j + increment * pairs) / total for j, pairs in taken]
+        self._means.add(means)
+        if num_prefills:
             self._on_prefills(output, step, start_ps, end_ps)
         if output.preempted:
             self._on_preempted(output, step, start_ps)
-        last_step = step + num_steps - 1
-        for request in finished:
-            self._on_finished(request, last_step, end_ps)
         self._now_ps = end_ps
         self.num_steps = step + num_steps
+        if finished:
+            self._on_finished(finished, end_ps)
+        if len(self._steps) >= CHUNK_ROWS:
+            for rows in (self._steps, self._means, self._requests):
+                rows.pack()
 
     def on_names(
         self,
@@ -193,6 +221,31 @@ class Recorder:
         )
         self._held_after.append(stats_after.held)
 
+    def request_columns(self) -> Columns:
+        """Answer one row a request, in arrival order, times in ps; `UNSET` where not reached."""
+        columns = {
+            name: np.full(len(self._trace), UNSET, dtype=np.int64) for name in _REQUEST_COLUMNS[1:]
+        }
+        for chunk in self._requests.chunks():
+            for name, column in columns.items():
+                column[chunk["index"]] = chunk[name]
+        return columns
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Requests that could not be served, by row of the trace, and why."""
+        return self._refused
+
+    def step_chunks(self) -> list[Columns]:
+        """Answer one row a run of steps, chunk by chunk; a row without steps is idle time.
+
+        ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
+        """
+        return [
+            steps | means | _slots(steps, means, self.capacity)
+            for steps, means in zip(self._steps.chunks(), self._means.chunks(), strict=True)
+        ]
+
     def request_table(self) -> pa.Table:
         """Answer one row a request, in arrival order; times in seconds, empty where not reached."""
         trace = self._trace
@@ -204,75 +257,56 @@ class Recorder:
             "arrival_time": trace.arrival_ps / PS_PER_S,
             "num_prompt_tokens": trace.num_prompt_tokens,
         }
-        columns = np.array(self._requests).reshape(len(trace), len(_REQUEST_COLUMNS))
-        for name, values in zip(_REQUEST_COLUMNS, columns.T, strict=True):
+        for name, values in self.request_columns().items():
             missing = values == UNSET
             if name.endswith("_ps"):
                 seconds = pa.array(values / PS_PER_S, mask=missing)
                 table[f"{name.removesuffix('_ps')}_time"] = seconds
             else:
-                table[name] = pa.array(np.ascontiguousarray(values), mask=missing)
+                table[name] = pa.array(values, mask=missing)
         return pa.table(table)
 
-    def step_table(self) -> pa.Table:
-        """Answer one row a run of steps; with *save_steps* one a step, and who was scheduled.
+    def step_tables(self) -> Iterator[pa.Table]:
+        """Answer the step rows, chunk by chunk; with *save_steps* one a step, and who was in it.
 
         ``running``, ``waiting`` and ``used_blocks`` hold right after scheduling (``used_blocks`` of
         the last step, ``waiting`` of the first); counts are those of the whole run;
         ``kv_<state>_slots`` are time-weighted. A row without steps is idle time.
         """
-        rows, slots = self._rows()
-        if self._save_steps:
+        first = 0
+        for rows in self.step_chunks():
+            table = _step_columns(rows, self._block_size)
+            if not self._save_steps:
+                yield pa.table(table)
+                continue
             busy = rows["num_steps"] > 0
-            rows = {name: values[busy] for name, values in rows.items()}
-            slots = {name: values[busy] for name, values in slots.items()}
-        num_steps, num_decodes = rows["num_steps"], rows["num_decodes"]
-        prefill_tokens = rows["num_prefill_tokens"]
-        decode_tokens = num_decodes * num_steps + rows["num_late_decodes"]
-        table: dict[str, Any] = {
-            "step": rows["step"],
-            "num_steps": num_steps,
-            "time": rows["start_ps"] / PS_PER_S,
-            "duration": rows["duration_ps"] / PS_PER_S,
-            "first_step_duration": rows["first_step_ps"] / PS_PER_S,
-            "running": rows["running"],
-            "waiting": rows["waiting"],
-            "num_scheduled_reqs": num_decodes * num_steps + rows["num_prefills"],
-            "num_scheduled_tokens": decode_tokens + prefill_tokens,
-            "num_prefill_tokens": prefill_tokens,
-            "num_decode_tokens": decode_tokens,
-            "used_blocks": -(-rows["held_slots"] // self._block_size),
-            **{name: rows[name] for name in COUNTS},
-            **slots,
-        }
-        if self._save_steps:
-            held_after = np.array(self._held_after, dtype=np.int64)
+            table = {name: values[busy] for name, values in table.items()}
+            end = first + int(busy.sum())
+            held_after = np.array(self._held_after[first:end], dtype=np.int64)
             table["used_blocks_after"] = -(-held_after // self._block_size)
             names = ("preempted", "admitted", "resumed", "finished", "scheduled")
-            columns = zip(*self._names, strict=True) if self._names else ((),) * len(names)
-            for name, values in zip(names, columns, strict=True):
+            who = zip(*self._names[first:end], strict=True) if end > first else ((),) * len(names)
+            for name, values in zip(names, who, strict=True):
                 table[name] = pa.array(values, pa.string())
-        return pa.table(table)
+            yield pa.table(table)
+            first = end
+
+    def step_table(self) -> pa.Table:
+        """Answer `step_tables` in one piece."""
+        return pa.concat_tables(self.step_tables())
 
     @property
     def totals(self) -> Totals:
         """The rows added up, anew each time."""
-        rows, slots = self._rows()
+        chunks = self.step_chunks()
+        rows = concatenate(chunks, chunks[0])
         return add_up(
             rows,
-            dict(zip(SLOT_STATES, slots.values(), strict=True)),
+            {state: rows[f"kv_{state}_slots"] for state in SLOT_STATES},
             extra_gaps=self._gaps,
             first_served_ps=self._first_served_ps,
             duration_ps=self._now_ps - self._start_ps,
             waiting_time=self._waiting_ps,
-        )
-
-    def _rows(self) -> tuple[dict[str, IntArray], dict[str, FloatArray]]:
-        rows = np.array(self._steps, dtype=np.int64).reshape(-1, len(_STEP_COLUMNS))
-        slots = np.array(self._slots, dtype=np.float64).reshape(-1, len(_SLOT_COLUMNS))
-        return (
-            dict(zip(_STEP_COLUMNS, np.ascontiguousarray(rows.T), strict=True)),
-            dict(zip(_SLOT_COLUMNS, np.ascontiguousarray(slots.T), strict=True)),
         )
 
     def _on_prefills(self, output: SchedulerOutput, step: int, start_ps: int, end_ps: int) -> None:
@@ -295,73 +329,87 @@ class Recorder:
             if request.last_token_step == step - 1:
                 request.last_token_ps = start_ps
 
-    def _on_finished(self, request: Request, step: int, end_ps: int) -> None:
-        self.num_done += 1
-        width = len(_REQUEST_COLUMNS)
-        first = request.index * width
-        self._requests[first : first + width] = array(
-            "q",
-            (
-                request.num_output_tokens,
-                request.scheduled_step,
-                request.first_token_step,
-                step,
-                request.num_cached_tokens,
-                request.num_preemptions,
-                request.scheduled_ps,
-                request.first_token_ps,
-                end_ps,
-            ),
+    def _on_finished(self, finished: Sequence[Request], end_ps: int) -> None:
+        last_step = self.num_steps - 1
+        for request in finished:
+            self._requests.add(
+                (
+                    request.index,
+                    request.num_output_tokens,
+                    request.scheduled_step,
+                    request.first_token_step,
+                    last_step,
+                    request.num_cached_tokens,
+                    request.num_preemptions,
+                    request.scheduled_ps,
+                    request.first_token_ps,
+                    end_ps,
+                )
+            )
+        self.num_done += len(finished)
+
+
+def _step_columns(rows: Columns, block_size: int) -> dict[str, Any]:
+    """Answer the columns of the step table that need no names."""
+    wide = {
+        name: column.astype(np.int64) for name, column in rows.items() if column.dtype.kind == "i"
+    }
+    num_steps, num_decodes = wide["num_steps"], wide["num_decodes"]
+    prefill_tokens = wide["num_prefill_tokens"]
+    decode_tokens = num_decodes * num_steps + wide["num_late_decodes"]
+    first_step_ps = np.where(num_steps == 1, wide["duration_ps"], rows["first_step_ps"])
+    return {
+        "step": wide["step"],
+        "num_steps": num_steps,
+        "time": wide["start_ps"] / PS_PER_S,
+        "duration": wide["duration_ps"] / PS_PER_S,
+        "first_step_duration": first_step_ps / PS_PER_S,
+        "running": wide["running"],
+        "waiting": wide["waiting"],
+        "num_scheduled_reqs": num_decodes * num_steps + wide["num_prefills"],
+        "num_scheduled_tokens": decode_tokens + prefill_tokens,
+        "num_prefill_tokens": prefill_tokens,
+        "num_decode_tokens": decode_tokens,
+        "used_blocks": -(-wide["held_slots"] // block_size),
+        **{name: wide[name] for name in COUNTS},
+        **{name: rows[name] for name in _SLOT_COLUMNS},
+    }
+
+
+def _slots(steps: Columns, means: Columns, capacity: int) -> Columns:
+    """Answer the slots in each of `SLOT_STATES`, averaged over the time of each row.
+
+    *steps* has the slots at the end of a run. What was taken in step j of it was not held before;
+    every step writes one token a decoding request.
+    """
+    n, decodes, live, held, internal, cached, external = (
+        steps[name].astype(np.float64)
+        for name in (
+            "num_steps",
+            "num_decodes",
+            "live",
+            "held_slots",
+            "internal",
+            "cached",
+            "external",
         )
-
-
-def _work_of(output: SchedulerOutput, held_slots: int, num_finished: int) -> tuple[int, ...]:
-    """Answer the columns of a step row from num_decodes on."""
-    num_chunks = len(output.batch.prefills)
-    return (
-        output.num_decodes,
-        len(output.prefills),
-        sum(chunk for chunk, _ in output.batch.prefills),
-        len(output.prefills) - num_chunks,
-        len(output.sampled),
-        held_slots,
-        len(output.admitted),
-        len(output.resumed),
-        len(output.preempted),
-        num_finished,
-        output.num_refusals,
-        output.recomputed_tokens,
-        output.prefix_cache_queries,
-        output.prefix_cache_hits,
-        output.preempted_cache_queries,
-        output.preempted_cache_hits,
     )
-
-
-def _split(stats: MemoryStats) -> tuple[float, ...]:
-    """Answer the slots in each of `SLOT_STATES`; they add up to the capacity."""
-    _, live, reserved, internal, cached, free, external = stats
-    return (live, reserved, internal, external, cached, free - external)
-
-
-def _mean_split(
-    stats: MemoryStats, num_decodes: int, taken: Sequence[Taken], times: StepTimes
-) -> tuple[float, ...]:
-    """Answer `_split` averaged over the time of a run, at whose end *stats* hold."""
-    total = times.total
-    # What was taken in step j was not held before it; every step writes one token a request.
-    held = internal = cached = 0
-    for offset, held_slots, internal_slots, cached_slots in taken:
-        before = times.before(offset)
-        held += held_slots * before
-        internal += internal_slots * before
-        cached += cached_slots * before
-    unwritten = num_decodes * ((times.num_steps - 1) * total - times.first_moment)
-    mean_live = stats.live - unwritten / total
-    mean_held = stats.held - held / total
-    mean_internal = stats.internal - internal / total
-    mean_cached = stats.cached + cached / total
-    external = stats.external
-    free = stats.capacity - mean_held - mean_cached - external
-    reserved = mean_held - mean_live - mean_internal
-    return (mean_live, reserved, mean_internal, external, mean_cached, free)
+    first, increment = means["first_step_ps"], means["increment_ps"]
+    pairs = n * (n - 1) / 2
+    total = first * n + increment * pairs
+    # The sum over steps j of j times the time of step j.
+    first_moment = first * pairs + increment * pairs * (2 * n - 1) / 3
+    later = np.divide(first_moment, total, out=np.zeros(len(n)), where=n > 1)
+    live -= np.where(n > 1, decodes * (n - 1 - later), 0)
+    held -= means["held_taken"]
+    internal -= means["internal_taken"]
+    cached += means["cached_taken"]
+    values = (
+        live,
+        held - live - internal,
+        internal,
+        external,
+        cached,
+        capacity - held - cached - external,
+    )
+    return dict(zip(_SLOT_COLUMNS, values, strict=True))

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
+import numpy as np
+
 from workloads.record import Trace
 
 
@@ -24,9 +26,10 @@ UNSET = -1
 class Request:
     """One request while it is alive. The scheduler owns it and changes it; others read it.
 
-    While a request decodes, one token a step, nobody counts for it: *num_tokens*,
-    *num_computed_tokens* and *num_output_tokens* stand still from the step after which it joined
-    the decodes to the step in which it leaves them (finished, preempted), and are right again then.
+    While a request decodes, one token a step, nobody counts for it: it has computed ``offset +
+    step`` tokens before a step, and *num_tokens*, *num_computed_tokens* and *num_output_tokens*
+    stand still from the step after which it joined the decodes to the step in which it leaves them
+    (finished, preempted), and are right again then.
 
     Attributes:
         index: row in the trace.
@@ -46,6 +49,8 @@ class Request:
         num_computed_tokens: tokens whose KV is in memory once the current step has run.
         num_output_tokens: tokens sampled so far.
         order: place among all admissions; the scheduler's running order.
+        is_decoding: whether it is one of the decodes.
+        offset: of a decoding request, see above.
         num_cached_tokens: prefix-cache hit at first admission, in tokens.
         num_preemptions: how often it lost its memory.
         max_num_computed_tokens: the most it had computed when it was preempted; up to there, what
@@ -61,6 +66,7 @@ class Request:
         "first_token_ps",
         "first_token_step",
         "index",
+        "is_decoding",
         "last_token_ps",
         "last_token_step",
         "max_num_computed_tokens",
@@ -72,6 +78,7 @@ class Request:
         "num_prompt_tokens",
         "num_shareable_tokens",
         "num_tokens",
+        "offset",
         "order",
         "output_node",
         "request_id",
@@ -89,7 +96,6 @@ class Request:
         arrival_ps: int,
         num_prompt_tokens: int,
         max_tokens: int,
-        *,
         segment_nodes: Sequence[int] = (),
         segment_ends: Sequence[int] = (),
         output_node: int = UNSET,
@@ -108,6 +114,8 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_output_tokens = 0
         self.num_preemptions = self.max_num_computed_tokens = 0
+        self.is_decoding = False
+        self.offset = 0
         self.order = self.num_cached_tokens = UNSET
         self.scheduled_step = self.scheduled_ps = UNSET
         self.first_token_step = self.first_token_ps = UNSET
@@ -128,24 +136,17 @@ class Request:
         start = self.segment_ends[segment - 1] if segment else 0
         return self.segment_nodes[segment] << 32 | (num_tokens - start)
 
-    def prefix_keys(self, block_size: int, first: int, end: int) -> list[int]:
-        """Answer `prefix_key` of the ends of blocks *first* to *end*, segment by segment."""
-        keys: list[int] = []
-        size = block_size
-        num_tokens = (first + 1) * size
-        last = end * size
-        segment = bisect_left(self.segment_ends, num_tokens)
-        while num_tokens <= last and segment < len(self.segment_ends):
-            start = self.segment_ends[segment - 1] if segment else 0
-            stop = min(self.segment_ends[segment], last)
-            base = (self.segment_nodes[segment] << 32) - start
-            inside = range(base + num_tokens, base + stop + 1, size)
-            keys += inside
-            num_tokens += len(inside) * size
-            segment += 1
-        base = (self.output_node << 32) - self.num_prompt_tokens
-        keys += range(base + num_tokens, base + last + 1, size)
-        return keys
+    def segments(self) -> Iterator[tuple[int, int, int]]:
+        """Answer (node, first token, end) of the prompt's segments and of the output's."""
+        start = 0
+        for node, end in zip(self.segment_nodes, self.segment_ends, strict=True):
+            yield node, start, end
+            start = end
+        yield self.output_node, start, start + self.max_tokens
+
+
+CHUNK = 4096
+"""Rows of a trace that are turned into Python numbers at a time."""
 
 
 def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
@@ -153,29 +154,35 @@ def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
 
     Their outputs are cut so that prompt and output fit *max_model_len*.
     """
-    offsets, nodes, ends = (
-        column.tolist()
-        for column in (trace.segment_offsets, trace.segment_nodes, trace.segment_ends)
-    )
-    columns = zip(
-        trace.request_ids,
-        trace.arrival_ps.tolist(),
-        trace.num_prompt_tokens.tolist(),
-        trace.num_output_tokens.tolist(),
-        trace.output_nodes.tolist(),
-        trace.num_shareable_tokens.tolist(),
-        strict=True,
-    )
-    for index, (name, arrival, prompt, output, output_node, shareable) in enumerate(columns):
-        first, end = offsets[index], offsets[index + 1]
-        yield Request(
-            index,
-            name,
-            arrival,
-            prompt,
-            min(output, max_model_len - prompt),
-            segment_nodes=nodes[first:end],
-            segment_ends=ends[first:end],
-            output_node=output_node,
-            num_shareable_tokens=shareable,
+    for start in range(0, len(trace), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        offsets = trace.segment_offsets[start : start + CHUNK + 1]
+        used = slice(offsets[0], offsets[-1])
+        nodes, ends = trace.segment_nodes[used].tolist(), trace.segment_ends[used].tolist()
+        firsts = (offsets - offsets[0]).tolist()
+        columns = zip(
+            trace.request_ids[chunk],
+            trace.arrival_ps[chunk].tolist(),
+            trace.num_prompt_tokens[chunk].tolist(),
+            np.minimum(
+                trace.num_output_tokens[chunk], max_model_len - trace.num_prompt_tokens[chunk]
+            ).tolist(),
+            firsts,
+            firsts[1:],
+            trace.output_nodes[chunk].tolist(),
+            trace.num_shareable_tokens[chunk].tolist(),
+            strict=False,  # one first more than rows
         )
+        for index, row in enumerate(columns, start):
+            name, arrival, prompt, output, first, end, output_node, shareable = row
+            yield Request(
+                index,
+                name,
+                arrival,
+                prompt,
+                output,
+                nodes[first:end],
+                ends[first:end],
+                output_node,
+                shareable,
+            )

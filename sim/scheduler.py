@@ -10,14 +10,20 @@ step costs the same for any number of them, and several steps are decided at onc
 the group changes.
 """
 
-import heapq
 from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from operator import attrgetter
 
 from sim.allocators.base import Allocator, Taken
 from sim.allocators.runs import decode_runs
 from sim.config import SchedulerConfig
 from sim.request import Request, RequestStatus
 from sim.timing.base import NO_WORK, StepBatch
+
+RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+FINISHED = RequestStatus.FINISHED_LENGTH_CAPPED
+_order = attrgetter("order")
 
 
 class SchedulerOutput:
@@ -65,9 +71,9 @@ class SchedulerOutput:
         self.num_decodes = self.decode_context = self.num_refusals = self.recomputed_tokens = 0
         self.prefills: list[tuple[Request, int]] = []
         self.batch = NO_WORK
-        self.sampled: list[Request] = []
-        self.admitted: list[Request] = []
-        self.resumed: list[Request] = []
+        self.sampled: Sequence[Request] = ()
+        self.admitted: Sequence[Request] = ()
+        self.resumed: Sequence[Request] = ()
         self.preempted: list[Request] = []
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.preempted_cache_queries = self.preempted_cache_hits = 0
@@ -97,13 +103,16 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._allocator = allocator
         self._runs = decode_runs(allocator)
+        self._threshold = config.long_prefill_token_threshold
+        self._find_longest_cache_hit = (
+            allocator.find_longest_cache_hit if allocator.enable_caching else None
+        )
         self.step = 0
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
         self.num_decodes = 0
         # A decoding request has computed offset + step tokens before a step.
         self._offset_sum = 0
-        self._offsets: dict[Request, int] = {}
         self._prefilling: list[Request] = []
         self._finishing: dict[int, list[Request]] = {}
         self._finish_steps: list[int] = []
@@ -134,8 +143,8 @@ class Scheduler:
         return self._offset_sum + self.num_decodes * (self.step + 1)
 
     @property
-    def taken(self) -> list[Taken]:
-        """What the decodes of the step just decided took."""
+    def taken(self) -> Taken:
+        """What the decodes of the steps just decided took."""
         return self._runs.taken
 
     @property
@@ -143,20 +152,23 @@ class Scheduler:
         """Whether a request that arrives now could be admitted in the next step."""
         return not self.waiting and len(self.running) < self._max_num_seqs
 
-    def schedule(self, max_steps: int = 1) -> SchedulerOutput:
-        """Decide the next step; or several, up to *max_steps*, while nothing but decodes goes on.
+    def schedule(self, max_steps: Callable[[int], int] | None = None) -> SchedulerOutput:
+        """Decide the next step; or several, while nothing but decodes goes on.
 
-        Their tokens count as computed when this returns; `update_from_output` must follow.
+        *max_steps* is asked how many to decide at most, given how many there are until somebody
+        finishes; without it, one. Their tokens count as computed when this returns;
+        `update_from_output` must follow.
         """
         output = SchedulerOutput()
-        # A cap on one request's chunk lets others in; vLLM drops it while only one is alive.
-        alone = len(self.running) + len(self.waiting) <= 1
-        threshold = 0 if alone else self._config.long_prefill_token_threshold
+        threshold = self._threshold
+        if threshold and len(self.running) + len(self.waiting) <= 1:
+            # A cap on one request's chunk lets others in; vLLM drops it while only one is alive.
+            threshold = 0
         budget = self._schedule_running(output, max_steps, threshold)
-        if not output.preempted:
+        if self.waiting and not output.preempted:
             self._schedule_waiting(output, budget, threshold)
         output.num_decodes = self.num_decodes
-        output.decode_context = self.decode_context
+        output.decode_context = self._offset_sum + self.num_decodes * (self.step + 1)
         if output.prefills:
             self._count_prefills(output)
         return output
@@ -167,7 +179,7 @@ class Scheduler:
         return [
             (request, prefills.get(request, 1))
             for request in self.running
-            if request in prefills or request in self._offsets
+            if request in prefills or request.is_decoding
         ]
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
@@ -176,23 +188,35 @@ class Scheduler:
         finished = self._finishing.pop(self.step - 1, [])
         for request in finished:
             self._leave(request)
-        for request in output.sampled:
+        if output.sampled:
+            self._take_samples(output.sampled, finished)
+        if len(finished) > 1:
+            finished.sort(key=_order)
+        for request in finished:
+            del self.running[request]
+            request.status = FINISHED
+            self._allocator.free(request)
+        return finished
+
+    def _take_samples(self, sampled: Sequence[Request], finished: list[Request]) -> None:
+        """Let requests whose prompt is computed decode; add to *finished* who wants no more."""
+        prefilling = self._prefilling
+        if len(sampled) == len(prefilling):
+            prefilling.clear()
+        else:
+            for request in sampled:
+                prefilling.remove(request)
+        for request in sampled:
             request.num_output_tokens += 1
             request.num_tokens += 1
-            self._prefilling.remove(request)
             if request.num_output_tokens < request.max_tokens:
                 self._join(request)
             else:
                 finished.append(request)
-        if len(finished) > 1:
-            finished.sort(key=lambda request: request.order)
-        for request in finished:
-            del self.running[request]
-            request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            self._allocator.free(request)
-        return finished
 
-    def _schedule_running(self, output: SchedulerOutput, max_steps: int, threshold: int) -> int:
+    def _schedule_running(
+        self, output: SchedulerOutput, max_steps: Callable[[int], int] | None, threshold: int
+    ) -> int:
         """Schedule the running requests in order; answer the budget left.
 
         A decode is never short of budget: max_num_batched_tokens is at least max_num_seqs, and of
@@ -201,29 +225,30 @@ class Scheduler:
         budget = self._max_num_batched_tokens - self.num_decodes
         prefilling = self._prefilling
         if not self.num_decodes:
-            return self._serve(output, list(prefilling), budget, threshold)
+            return self._serve(output, prefilling, budget, threshold) if prefilling else budget
         if not prefilling or prefilling[0].order > self._last_decode_order:
-            if prefilling or self._queue_can_move(budget):
-                max_steps = 1
-            granted = self._runs.grant(min(max_steps, self._steps_to_finish()))
+            num_steps = 1
+            if max_steps is not None and not prefilling and not self._queue_can_move(budget):
+                num_steps = max_steps(self._steps_to_finish())
+            granted = self._runs.grant(self.step, num_steps)
             if granted:
                 output.num_steps = granted
-                return self._serve(output, list(prefilling), budget, threshold)
-        in_order = [*self._runs.touched(), *prefilling]
-        in_order.sort(key=lambda request: request.order)
+                return self._serve(output, prefilling, budget, threshold) if prefilling else budget
+        in_order = [*self._runs.touched(self.step), *prefilling]
+        in_order.sort(key=_order)
         budget = self._serve(output, in_order, budget, threshold)
-        self._runs.advance()
+        self._runs.advance(self.step)
         return budget
 
     def _serve(
         self, output: SchedulerOutput, requests: list[Request], budget: int, threshold: int
     ) -> int:
         """Serve running *requests* one by one, preempting from the end; answer the budget left."""
-        for request in requests:
+        for request in list(requests):
             if request not in self.running:
                 continue  # an earlier one has taken its memory
             num_new_tokens = 0
-            if request not in self._offsets:
+            if not request.is_decoding:
                 num_new_tokens = request.num_tokens - request.num_computed_tokens
                 if 0 < threshold < num_new_tokens:
                     num_new_tokens = threshold
@@ -245,17 +270,23 @@ class Scheduler:
         """Take the memory of *num_new_tokens*, or, of a decoding request, of its next one."""
         if num_new_tokens:
             return self._allocator.allocate_slots(request, num_new_tokens) is not None
-        return self._runs.serve(request)
+        return self._runs.serve(request, self.step)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
         """Admit from the head of the queue until one does not fit; nobody passes it."""
-        config = self._config
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            if self._is_refused(budget):
-                output.num_refusals += output.num_steps * (not self._refused_length)
-                break
-            request = self.waiting[0]
-            num_hit_tokens = self._allocator.find_longest_cache_hit(request)
+        waiting, running, config = self.waiting, self.running, self._config
+        num_seats = self._max_num_seqs - len(running)
+        if num_seats <= 0 or budget <= 0:
+            return
+        if self._refused is waiting[0] and self._is_refused(budget):
+            output.num_refusals += output.num_steps * (not self._refused_length)
+            return
+        came: list[Request] = []
+        while waiting and budget > 0 and len(came) < num_seats:
+            request = waiting[0]
+            num_hit_tokens = (
+                self._find_longest_cache_hit(request) if self._find_longest_cache_hit else 0
+            )
             num_new_tokens = request.num_tokens - num_hit_tokens
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
@@ -269,16 +300,23 @@ class Scheduler:
                 num_new_tokens,
                 num_hit_tokens,
                 full_sequence_must_fit=config.scheduler_reserve_full_isl,
-                keep_watermark=bool(self.running),
+                keep_watermark=bool(running),
             )
             if allocation is None:
                 output.num_refusals += 1
                 self._refuse(request, budget)
                 break
-            self.waiting.popleft()
-            self._admit(request, num_hit_tokens, output)
+            waiting.popleft()
+            running[request] = None
+            request.order = self._num_admissions
+            self._num_admissions += 1
+            request.num_computed_tokens = num_hit_tokens
+            came.append(request)
             output.prefills.append((request, num_new_tokens))
             budget -= num_new_tokens
+        if came:
+            self._prefilling += came
+            self._admit(came, output)
 
     def _refuse(self, request: Request, budget: int, length: int = 0) -> None:
         """Remember why the head of the queue stays where it is: no room, or no budget."""
@@ -288,15 +326,12 @@ class Scheduler:
         self._refused_length = length
 
     def _is_refused(self, budget: int) -> bool:
-        """Whether the head of the queue would be refused again.
+        """Whether the head of the queue, which was refused, would be refused again.
 
         For memory: as long as none came free, and with no less budget (a shorter chunk needs less
         room). For budget: as long as its whole prompt is longer.
         """
-        if (
-            self._refused is not self.waiting[0]
-            or self._refused_generation != self._runs.generation
-        ):
+        if self._refused_generation != self._runs.generation:
             return False
         if self._refused_length:
             return self._refused_length > budget
@@ -308,38 +343,42 @@ class Scheduler:
             self.waiting
             and budget > 0
             and len(self.running) < self._max_num_seqs
-            and not self._is_refused(budget)
+            and not (self._refused is self.waiting[0] and self._is_refused(budget))
         )
 
-    def _admit(self, request: Request, num_hit_tokens: int, output: SchedulerOutput) -> None:
-        self.running[request] = None
-        self._prefilling.append(request)
-        request.order = self._num_admissions
-        self._num_admissions += 1
-        request.num_computed_tokens = num_hit_tokens
-        num_looked_up = request.num_tokens if self._allocator.enable_caching else 0
-        if request.status is RequestStatus.PREEMPTED:
-            output.resumed.append(request)
-            output.preempted_cache_queries += num_looked_up
-            output.preempted_cache_hits += num_hit_tokens
-        else:
-            output.admitted.append(request)
-            output.prefix_cache_queries += num_looked_up
-            output.prefix_cache_hits += num_hit_tokens
-            request.num_cached_tokens = num_hit_tokens
-        request.status = RequestStatus.RUNNING
+    def _admit(self, requests: list[Request], output: SchedulerOutput) -> None:
+        """Note who runs from this step on, and what of them was found in the cache."""
+        resumed = [request for request in requests if request.status is PREEMPTED]
+        output.resumed = resumed
+        output.admitted = (
+            [request for request in requests if request.status is not PREEMPTED]
+            if resumed
+            else requests
+        )
+        for request in requests:
+            request.status = RUNNING
+        if self._find_longest_cache_hit is None:
+            for request in output.admitted:
+                request.num_cached_tokens = 0
+            return
+        for request in output.admitted:
+            output.prefix_cache_queries += request.num_tokens
+            output.prefix_cache_hits += request.num_computed_tokens
+            request.num_cached_tokens = request.num_computed_tokens
+        for request in resumed:
+            output.preempted_cache_queries += request.num_tokens
+            output.preempted_cache_hits += request.num_computed_tokens
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
         """Take all memory from *request* and queue it in front; its output so far is kept."""
-        if request in self._offsets:
-            last_step = self._last_step(request)
-            self._finishing[last_step].remove(request)
+        if request.is_decoding:
+            self._finishing[self._last_step(request)].remove(request)
             self._leave(request)
             request.last_token_step = self.step - 1
         else:
             self._prefilling.remove(request)
         del self.running[request]
-        request.status = RequestStatus.PREEMPTED
+        request.status = PREEMPTED
         self._allocator.free(request)
         request.max_num_computed_tokens = max(
             request.max_num_computed_tokens, request.num_computed_tokens
@@ -351,58 +390,70 @@ class Scheduler:
 
     def _join(self, request: Request) -> None:
         """Let *request* decode from the next step on."""
-        offset = request.num_computed_tokens - self.step
-        self._offsets[request] = offset
+        step = self.step
+        request.is_decoding = True
+        request.offset = offset = request.num_computed_tokens - step
         self._offset_sum += offset
         self.num_decodes += 1
-        self._last_decode_order = max(self._last_decode_order, request.order)
-        self._runs.join(request)
-        last_step = self._last_step(request)
-        if last_step not in self._finishing:
-            self._finishing[last_step] = []
-            heapq.heappush(self._finish_steps, last_step)
-        self._finishing[last_step].append(request)
+        if self._threshold:  # else prompts in the works are always admitted last
+            self._last_decode_order = max(self._last_decode_order, request.order)
+        self._runs.join(request, step)
+        last_step = request.final_num_computed_tokens - 1 - offset
+        finishing = self._finishing.get(last_step)
+        if finishing is None:
+            self._finishing[last_step] = [request]
+            heappush(self._finish_steps, last_step)
+        else:
+            finishing.append(request)
 
     def _leave(self, request: Request) -> None:
         """Take *request* out of the decodes and bring its counters up to date."""
-        self._offset_sum -= self._offsets.pop(request)
+        offset = request.offset
+        self._offset_sum -= offset
         self.num_decodes -= 1
+        request.is_decoding = False
+        request.num_computed_tokens = num_computed = offset + self.step
+        request.num_tokens = num_computed + 1
+        request.num_output_tokens = num_computed + 1 - request.num_prompt_tokens
         self._runs.leave(request)
-        request.num_tokens = request.num_computed_tokens + 1
-        request.num_output_tokens = request.num_tokens - request.num_prompt_tokens
 
-    def _last_step(self, request: Request) -> int:
+    @staticmethod
+    def _last_step(request: Request) -> int:
         """Answer the step in which a decoding request samples its last token."""
-        return request.final_num_computed_tokens - 1 - self._offsets[request]
+        return request.final_num_computed_tokens - 1 - request.offset
 
     def _steps_to_finish(self) -> int:
         """Answer the steps up to and including the first in which a decoding request finishes."""
-        steps = self._finish_steps
-        while not self._finishing.get(steps[0]):
-            self._finishing.pop(heapq.heappop(steps), None)
+        steps, finishing = self._finish_steps, self._finishing
+        while not finishing.get(steps[0]):
+            finishing.pop(heappop(steps), None)
         return steps[0] - self.step + 1
 
     @staticmethod
     def _count_prefills(output: SchedulerOutput) -> None:
         """Advance every request that does not decode by its tokens; sum up the step's work."""
         num_decodes, decode_context = output.num_decodes, output.decode_context
-        chunks = []
+        chunks, sampled = [], []
         num_continuing = len(output.prefills) - len(output.admitted) - len(output.resumed)
         for position, (request, num_new_tokens) in enumerate(output.prefills):
             before = request.num_computed_tokens
-            computed = before + num_new_tokens
-            request.num_computed_tokens = computed
+            request.num_computed_tokens = computed = before + num_new_tokens
             samples = computed >= request.num_tokens  # a chunk that stops short samples nothing
             if samples:
-                output.sampled.append(request)
+                sampled.append(request)
             if before < request.max_num_computed_tokens:
                 output.recomputed_tokens += min(computed, request.max_num_computed_tokens) - before
-            # A resumed request whose last chunk is one token does what a decode does.
-            again = samples and num_new_tokens == 1 and request.num_output_tokens > 0
-            if again and position < num_continuing:
+            if (
+                num_new_tokens == 1
+                and samples
+                and request.num_output_tokens > 0
+                and position < num_continuing
+            ):
+                # A resumed request whose last chunk is one token does what a decode does.
                 num_decodes += 1
                 decode_context += computed
             else:
                 chunks.append((num_new_tokens, computed))
-        num_sampled = output.num_decodes + len(output.sampled)
+        output.sampled = sampled
+        num_sampled = output.num_decodes + len(sampled)
         output.batch = StepBatch(num_decodes, decode_context, tuple(chunks), num_sampled)

@@ -261,7 +261,7 @@ class CheckedScheduler(Scheduler):
         self._computed_once: Counter[Request] = Counter()
         CheckedScheduler.runs.append(self)
 
-    def schedule(self, max_steps: int = 1) -> SchedulerOutput:
+    def schedule(self, max_steps: Callable[[int], int] | None = None) -> SchedulerOutput:
         self.checking.calls.clear()
         running, waiting = list(self.running), list(self.waiting)
         computed = {request: request.num_computed_tokens for request in running}

@@ -119,27 +119,33 @@ class Allocator(Protocol):
 
 
 class Taken(NamedTuple):
-    """Slots that changed hands in one step of a run, beyond the token a request writes.
+    """Slots that changed hands during a run of steps, beyond the token that a request writes.
+
+    What was taken in step j of a run was not held before it, for a time of ``first * j + increment
+    * j (j - 1) / 2`` where step j lasts ``first + j * increment``. Each pair therefore has the sum
+    over the slots of j, and of j (j - 1) / 2.
 
     Attributes:
-        offset: the step, counted from the first of the run.
         held: slots taken from the free list.
         internal: of those, never written.
         cached: of those, cached before: evicted.
     """
 
-    offset: int
-    held: int
-    internal: int
-    cached: int
+    held: tuple[int, int]
+    internal: tuple[int, int]
+    cached: tuple[int, int]
+
+
+NOTHING_TAKEN = Taken((0, 0), (0, 0), (0, 0))
+"""Of a single step, too: what it takes is there from its beginning."""
 
 
 @runtime_checkable
 class DecodeRuns(Protocol):
     """Optional capability: serve many consecutive decode steps of a whole batch at once.
 
-    The requests that joined write one token each in every step. The allocator counts the steps, so
-    that it knows who needs memory when; decisions and block order are those of single steps.
+    The requests that joined write one token each in every step; before step s they have computed
+    ``request.offset + s``. Decisions and block order are those of single steps.
     """
 
     @property
@@ -147,38 +153,39 @@ class DecodeRuns(Protocol):
         """Changes when an admission that was refused might now be granted."""
 
     @property
-    def taken(self) -> list[Taken]:
-        """What the last `grant` took, by step; steps that took nothing are left out."""
+    def taken(self) -> Taken:
+        """What the last `grant` took during its steps."""
 
-    def join(self, request: Request) -> None:
-        """Let *request* decode from the next step on; it holds room for what it has computed."""
+    def join(self, request: Request, step: int) -> None:
+        """Let *request* decode from *step* on; it holds room for what it has computed."""
         ...
 
     def leave(self, request: Request) -> None:
         """Let *request* decode no more, before its next step; it keeps what it holds.
 
-        Its ``num_computed_tokens`` is brought up to date.
+        Its ``num_computed_tokens`` is up to date.
         """
         ...
 
-    def grant(self, max_steps: int) -> int:
-        """Take the memory of as many steps as there is room for, up to *max_steps*; answer them.
+    def grant(self, step: int, max_steps: int) -> int:
+        """Take the memory of as many steps from *step* on as there is room for, up to *max_steps*.
 
-        Several only if none of them changes `generation`. Answers 0, and takes nothing, if the next
-        step does not fit: then serve the requests of `touched` one by one, and `advance`.
+        Answers how many; several only if none of them changes `generation`. Answers 0, and takes
+        nothing, if *step* does not fit: then serve the requests of `touched` one by one, and
+        `advance`.
         """
         ...
 
-    def touched(self) -> list[Request]:
-        """Answer, in running order, the requests that take or fill memory in the next step."""
+    def touched(self, step: int) -> list[Request]:
+        """Answer, in running order, the requests that take or fill memory in *step*."""
         ...
 
-    def serve(self, request: Request) -> bool:
-        """Do what the next step needs for one request of `touched`; False if there is no room."""
+    def serve(self, request: Request, step: int) -> bool:
+        """Do what *step* needs for one request of `touched`; False if there is no room."""
         ...
 
-    def advance(self) -> None:
-        """Count the step whose requests were served one by one."""
+    def advance(self, step: int) -> None:
+        """Count *step*, whose requests were served one by one."""
         ...
 
 

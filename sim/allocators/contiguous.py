@@ -8,7 +8,7 @@ two of what will be generated (``pow2``), or for exactly what will be written (`
 from bisect import bisect_left, insort
 from typing import Protocol
 
-from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, Taken, require_equal
+from sim.allocators.base import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats, require_equal
 from sim.config import CacheConfig
 from sim.kv_spec import KVPool, check_max_model_len
 from sim.request import Request
@@ -25,6 +25,9 @@ class _Placement(Protocol):
 
     def extent(self, size: int) -> int:
         """Answer the slots that a reservation of *size* occupies, rounding included."""
+
+    def num_fitting(self, extent: int) -> int:
+        """Answer how many extents of *extent* slots go into the holes."""
 
     def holes(self) -> list[tuple[int, int]]:
         """Answer (start, size) of every free extent, by start."""
@@ -62,6 +65,10 @@ class FirstFit:
     def extent(self, size: int) -> int:
         """See `_Placement`."""
         return size
+
+    def num_fitting(self, extent: int) -> int:
+        """See `_Placement`."""
+        return sum([hole // extent for _, hole in self._holes])
 
     def holes(self) -> list[tuple[int, int]]:
         """See `_Placement`."""
@@ -108,6 +115,10 @@ class Buddy:
         """See `_Placement`; the next power of two."""
         return next_power_of_two(size)
 
+    def num_fitting(self, extent: int) -> int:
+        """See `_Placement`."""
+        return sum([len(starts) * (size // extent) for size, starts in self._starts.items()])
+
     def holes(self) -> list[tuple[int, int]]:
         """See `_Placement`."""
         return sorted((start, size) for size, starts in self._starts.items() for start in starts)
@@ -153,9 +164,9 @@ class ContiguousAllocator:
         placement: str = "first_fit",
     ) -> None:
         self.generation = 0
-        self.taken: list[Taken] = []
-        self._step = 0
-        self._offsets: dict[Request, int] = {}
+        self.taken = NOTHING_TAKEN
+        self._step = 0  # the next one
+        self._num_decoding = 0
         self._capacity = pool.contiguous_slots
         self._max_model_len = max_model_len
         self._watermark_slots = int(watermark * self._capacity)
@@ -239,42 +250,53 @@ class ContiguousAllocator:
         self._external = self._count_external()
         self.generation += 1
 
-    def join(self, request: Request) -> None:
+    def join(self, request: Request, step: int) -> None:
         """See `DecodeRuns.join`; all it will need is reserved."""
-        self._offsets[request] = request.num_computed_tokens - self._step
+        del request
+        self._step = step
+        self._num_decoding += 1
 
     def leave(self, request: Request) -> None:
         """See `DecodeRuns.leave`."""
-        request.num_computed_tokens = self._offsets.pop(request) + self._step
+        del request
+        self._num_decoding -= 1
 
-    def grant(self, max_steps: int) -> int:
+    def grant(self, step: int, max_steps: int) -> int:
         """Answer *max_steps* (see `DecodeRuns.grant`)."""
-        self._live += len(self._offsets) * max_steps
-        self._step += max_steps
+        self._live += self._num_decoding * max_steps
+        self._step = step + max_steps
         return max_steps
 
-    def touched(self) -> list[Request]:
+    def touched(self, step: int) -> list[Request]:
         """Answer nobody (see `DecodeRuns.touched`)."""
+        del step
         return []
 
-    def serve(self, request: Request) -> bool:
+    def serve(self, request: Request, step: int) -> bool:
         """See `DecodeRuns.serve`."""
+        del step
         return request in self._extents
 
-    def advance(self) -> None:
+    def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
-        self.grant(1)
+        self.grant(step, 1)
 
     def stats(self) -> MemoryStats:
         """Answer the split of the pool (see `Allocator.stats`)."""
+        capacity, reserved, live, internal = (
+            self._capacity,
+            self._reserved_slots,
+            self._live,
+            self._internal,
+        )
         return MemoryStats(
-            capacity=self._capacity,
-            live=self._live,
-            reserved=self._reserved_slots - self._live - self._internal,
-            internal=self._internal,
-            cached=0,
-            free=self._capacity - self._reserved_slots,
-            external=self._external,
+            capacity,
+            live,
+            reserved - live - internal,
+            internal,
+            0,
+            capacity - reserved,
+            self._external,
         )
 
     def check_integrity(self) -> None:
@@ -289,8 +311,12 @@ class ContiguousAllocator:
             end += size
         require_equal("slots", self._capacity, end)
         require_equal("reserved slots", self._reserved_slots, sum(size for _, _, size in extents))
-        decoding = {request: offset + self._step for request, offset in self._offsets.items()}
-        live = sum(decoding.get(r, r.num_computed_tokens) for r in self._extents)
+        # Nobody ever joins an allocator whose decodes are served one by one (`SingleSteps`).
+        joined = self._num_decoding > 0
+        live = sum(
+            r.offset + self._step if joined and r.is_decoding else r.num_computed_tokens
+            for r in self._extents
+        )
         require_equal("live slots", self._live, live)
         written = sum(request.final_num_computed_tokens for request in self._extents)
         require_equal("internal slots", self._internal, self._reserved_slots - written)
@@ -307,5 +333,4 @@ class ContiguousAllocator:
     def _count_external(self) -> int:
         free = self._capacity - self._reserved_slots
         wanted = self._wanted or 1
-        extent = self._placement.extent(wanted)
-        return free - sum(size // extent * wanted for _, size in self._placement.holes())
+        return free - self._placement.num_fitting(self._placement.extent(wanted)) * wanted

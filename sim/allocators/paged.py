@@ -4,15 +4,18 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
-from collections import defaultdict
-
-from sim.allocators.base import NOTHING_NEW, Allocation, MemoryStats, Taken, require_equal
+from sim.allocators.base import (
+    NOTHING_NEW,
+    NOTHING_TAKEN,
+    Allocation,
+    MemoryStats,
+    Taken,
+    require_equal,
+)
+from sim.allocators.ring import DecodeRing
 from sim.config import CacheConfig
 from sim.kv_spec import NULL_BLOCKS, KVPool, check_max_model_len
 from sim.request import Request
-
-Bucket = dict[Request, list[int]]
-"""Decoding requests that take a block in the same steps, in running order, and their tables."""
 
 
 class PagedAllocator:
@@ -23,8 +26,7 @@ class PagedAllocator:
     size of the pool costs nothing.
 
     A decoding request takes a block every block_size steps, so the batch sits in a ring of
-    block_size buckets and a step looks at one of them (`DecodeRuns`). With *t* counting the decode
-    steps and an offset per request, it has computed ``offset + t`` tokens before step *t*.
+    block_size buckets and a step looks at one of them (`DecodeRing`).
 
     Args:
         pool: num_gpu_blocks (with the null block) and block_size.
@@ -40,7 +42,7 @@ class PagedAllocator:
     def __init__(self, pool: KVPool, max_model_len: int, watermark: float = 0.0) -> None:
         self.block_size = pool.block_size
         self.generation = 0
-        self.taken: list[Taken] = []
+        self.taken = NOTHING_TAKEN
         self._max_model_len = max_model_len
         self._num_usable_blocks = pool.num_gpu_blocks - NULL_BLOCKS
         self._watermark_blocks = int(watermark * pool.num_gpu_blocks)
@@ -51,9 +53,8 @@ class PagedAllocator:
         self._num_evictable = 0  # of the free ones, cached
         self._live = 0
         self._internal = 0
-        self._step = 0
-        self._offsets: dict[Request, int] = {}
-        self._ring: defaultdict[int, Bucket] = defaultdict(dict)
+        self._step = 0  # the next one
+        self._ring = DecodeRing(self.block_size)
         self._never_written_at: dict[int, int] = {}
         check_max_model_len(
             max_model_len,
@@ -88,41 +89,46 @@ class PagedAllocator:
         """Grant ``ceil(tokens / block_size)`` blocks in all (see `Allocator.allocate_slots`)."""
         size = self.block_size
         num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
+        num_blocks = num_needed = -(-num_tokens // size)
         table = self._tables.get(request)
-        num_held = len(table) if table is not None else 0
-        if num_tokens <= num_held * size:
+        num_held = len(table) if table else 0
+        if num_blocks <= num_held:
             self._live += num_new_tokens
-            self._after_grant(request, num_tokens)
+            if self.enable_caching:
+                self._after_grant(request, num_tokens)
             return NOTHING_NEW
-        hit = self._hit_blocks(request, num_new_computed_tokens)
+        hit = self._hit_blocks(request, num_new_computed_tokens) if num_new_computed_tokens else []
+        num_held += len(hit)
         # Hit blocks that nobody holds leave the free list too, so they need room like new ones.
-        room = self._num_free - self._num_unheld(hit)
+        room = self._num_free - self._num_unheld(hit) if hit else self._num_free
         if keep_watermark:
             room -= self._watermark_blocks
-        num_new_blocks = -(-num_tokens // size) - num_held - len(hit)
         if full_sequence_must_fit:
-            num_needed = -(-min(request.num_tokens, self._max_model_len) // size) - len(hit)
-            num_needed = max(num_needed, num_new_blocks)
-        else:
-            num_needed = num_new_blocks
-        if num_needed > room:
+            whole = -(-min(request.num_tokens, self._max_model_len) // size)
+            num_needed = max(num_needed, whole)
+        if num_needed - num_held > room:
             self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
             return None
         if table is None:
             table = self._tables[request] = hit
-            self._hold(request, hit)
-        new_blocks = self._take(num_new_blocks)
-        self._internal -= self._never_written(request, num_held)
+            if self.enable_caching:
+                self._hold(request, hit)
+        new_blocks = self._take(num_blocks - num_held)
         table += new_blocks
-        self._internal += self._never_written(request, len(table))
+        never_written = num_blocks * size - request.final_num_computed_tokens
+        if never_written > 0:  # the last block it will ever need
+            self._internal += never_written
         self._live += num_new_tokens
-        self._after_grant(request, num_tokens)
+        if self.enable_caching:
+            self._after_grant(request, num_tokens)
         return Allocation(tuple(new_blocks))
 
     def free(self, request: Request) -> None:
         """Take back its blocks, tail first (see `Allocator.free`)."""
         table = self._tables.pop(request)
-        self._internal -= self._never_written(request, len(table))
+        never_written = len(table) * self.block_size - request.final_num_computed_tokens
+        if never_written > 0:
+            self._internal -= never_written
         self._release(request, table)
         self.generation += 1
 
@@ -141,65 +147,90 @@ class PagedAllocator:
             self._num_free * size - cached,
         )
 
-    def join(self, request: Request) -> None:
+    def join(self, request: Request, step: int) -> None:
         """See `DecodeRuns.join`."""
-        size = self.block_size
-        table = self._tables[request]
-        offset = request.num_computed_tokens - self._step
-        self._offsets[request] = offset
-        bucket = self._ring[-offset % size]
-        late = bucket and next(reversed(bucket)).order > request.order
-        bucket[request] = table
-        if late:  # only where a threshold lets several prompts run at once
-            in_order = sorted(bucket.items(), key=lambda item: item[0].order)
-            bucket.clear()
-            bucket.update(in_order)
-        never_written = -request.final_num_computed_tokens % size
+        self._step = step
+        self._ring.join(request, self._tables[request])
+        never_written = -request.final_num_computed_tokens % self.block_size
         if never_written:
-            step = self._last_block_step(request, offset)
-            if step >= self._step:
-                at = self._never_written_at
-                at[step] = at.get(step, 0) + never_written
+            at = self._last_block_step(request)
+            if at >= step:
+                self._never_written_at[at] = self._never_written_at.get(at, 0) + never_written
 
     def leave(self, request: Request) -> None:
         """See `DecodeRuns.leave`."""
-        offset = self._offsets.pop(request)
-        del self._ring[-offset % self.block_size][request]
-        request.num_computed_tokens = offset + self._step
-        step = self._last_block_step(request, offset)
-        if step >= self._step and step in self._never_written_at:
-            self._never_written_at[step] -= -request.final_num_computed_tokens % self.block_size
+        self._ring.leave(request)
+        if request.num_computed_tokens < request.final_num_computed_tokens:
+            at = self._last_block_step(request)
+            if at in self._never_written_at:
+                self._never_written_at[at] -= -request.final_num_computed_tokens % self.block_size
 
-    def grant(self, max_steps: int) -> int:
+    def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
-        bucket_of, size, first = self._ring.get, self.block_size, self._step
-        caching, generation = self.enable_caching, self.generation
-        self.taken = taken = []
-        step, end = first, first + max_steps
-        while step < end:
-            bucket = bucket_of(step % size)
-            num_blocks = len(bucket) if bucket else 0
-            if num_blocks > self._num_free:
-                break
-            # Several steps only if none of them lets the queue move.
-            if caching and step > first and self._changes_generation(step, num_blocks, generation):
-                break
-            if bucket:
-                taken.append(self._take_for(bucket, step, step - first))
-            if caching:
-                self._fill(step)
-            step += 1
-        self._step = step
-        self._live += len(self._offsets) * (step - first)
-        return step - first
+        if max_steps > 1:
+            return self._grant_run(step, max_steps)
+        bucket = self._ring.at(step)
+        if bucket:
+            if len(bucket) > self._num_free:
+                return 0
+            for table, block in zip(bucket.values(), self._take(len(bucket)), strict=True):
+                table.append(block)
+            if step in self._never_written_at:
+                self._internal += self._never_written_at.pop(step)
+        self.taken = NOTHING_TAKEN
+        self._live += self._ring.num_requests
+        self._step = step + 1
+        return 1
 
-    def touched(self) -> list[Request]:
+    def _grant_run(self, step: int, max_steps: int) -> int:
+        """See `grant`: the blocks of all steps are taken as one, and dealt out in order."""
+        ring, num_steps = self._ring, max_steps
+        needs = ring.needs(step, num_steps)
+        if needs.num_blocks > self._num_free:
+            num_steps = ring.steps_within(step, max_steps, self._num_free)
+            if num_steps <= 1:
+                return num_steps and self.grant(step, 1)
+            needs = ring.needs(step, num_steps)
+        tables, num_blocks, held = needs
+        num_unhashed = self._num_free - self._num_evictable
+        blocks = self._take(num_blocks)
+        if num_blocks == len(tables):
+            for table, block in zip(tables, blocks, strict=True):
+                table.append(block)
+        else:
+            for place, table in enumerate(tables):
+                table.extend(blocks[place :: len(tables)])
+        cached = (0, 0)
+        if num_blocks > num_unhashed:
+            first, second = ring.moments_of_first(step, num_unhashed)
+            cached = (held[0] - first, held[1] - second)
+        self.taken = Taken(held, self._write_last_blocks(step, num_steps), cached)
+        self._live += ring.num_requests * num_steps
+        self._step = step + num_steps
+        return num_steps
+
+    def _write_last_blocks(self, step: int, num_steps: int) -> tuple[int, int]:
+        """Count what is never written of last blocks taken in a run; answer `Taken.internal`."""
+        at, end = self._never_written_at, step + num_steps
+        if not at:
+            return 0, 0
+        due = range(step, end) if num_steps < len(at) else list(at)
+        first = second = 0
+        for last in due:
+            if last < end and last in at:
+                slots, offset = at.pop(last), last - step
+                self._internal += slots
+                first += slots * offset
+                second += slots * (offset * (offset - 1) // 2)
+        return first, second
+
+    def touched(self, step: int) -> list[Request]:
         """See `DecodeRuns.touched`."""
-        return list(self._ring.get(self._step % self.block_size, ()))
+        return list(self._ring.at(step))
 
-    def serve(self, request: Request) -> bool:
+    def serve(self, request: Request, step: int) -> bool:
         """See `DecodeRuns.serve`."""
-        table = self._ring.get(self._step % self.block_size, {}).get(request)
+        table = self._ring.at(step).get(request)
         if table is not None:
             if not self._num_free:
                 return False
@@ -207,13 +238,13 @@ class PagedAllocator:
             self._internal += self._never_written(request, len(table))
         return True
 
-    def advance(self) -> None:
+    def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
         # Served one by one, last blocks were counted as they were taken.
-        self._never_written_at.pop(self._step, None)
-        self._live += len(self._offsets)
-        self._step += 1
-        self.taken = []
+        self._never_written_at.pop(step, None)
+        self._live += self._ring.num_requests
+        self._step = step + 1
+        self.taken = NOTHING_TAKEN
 
     def check_integrity(self) -> None:
         """Recount blocks, owners and slots (see `Allocator.check_integrity`)."""
@@ -243,27 +274,18 @@ class PagedAllocator:
 
     def _num_computed(self, request: Request) -> int:
         """Answer the tokens it has computed, decoding or not."""
-        offset = self._offsets.get(request)
-        return request.num_computed_tokens if offset is None else offset + self._step
+        # Nobody ever joins an allocator whose decodes are served one by one (`SingleSteps`).
+        joined = request.is_decoding and self._ring.num_requests
+        return request.offset + self._step if joined else request.num_computed_tokens
 
     def _never_written(self, request: Request, num_blocks: int) -> int:
         """Answer the slots in its first *num_blocks* blocks that its last token does not reach."""
         return max(0, num_blocks * self.block_size - request.final_num_computed_tokens)
 
-    def _last_block_step(self, request: Request, offset: int) -> int:
-        """Answer the decode step in which a request takes the last block it will ever need."""
+    def _last_block_step(self, request: Request) -> int:
+        """Answer the step in which a request takes the last block it will ever need."""
         last_token = request.final_num_computed_tokens - 1
-        return last_token - last_token % self.block_size - offset
-
-    def _take_for(self, bucket: Bucket, step: int, offset: int) -> Taken:
-        """Give every request in *bucket* one block; there are enough."""
-        size, num_blocks, num_evictable = self.block_size, len(bucket), self._num_evictable
-        for table, block in zip(bucket.values(), self._take(num_blocks), strict=True):
-            table.append(block)
-        internal = self._never_written_at.pop(step, 0)
-        self._internal += internal
-        num_evicted = num_evictable - self._num_evictable
-        return Taken(offset, num_blocks * size, internal, num_evicted * size)
+        return last_token - last_token % self.block_size - request.offset
 
     def _take(self, num_blocks: int) -> list[int]:
         """Remove blocks from the front of the free list; there are enough."""
@@ -310,11 +332,4 @@ class PagedAllocator:
         pass
 
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
-        pass
-
-    def _changes_generation(self, step: int, num_blocks: int, generation: int) -> bool:
-        del step, num_blocks
-        return self.generation != generation
-
-    def _fill(self, step: int) -> None:
         pass

@@ -1,6 +1,6 @@
 """Decode runs for an allocator that has no way of its own: one request, one step at a time."""
 
-from sim.allocators.base import Allocator, DecodeRuns, Taken
+from sim.allocators.base import NOTHING_TAKEN, Allocator, DecodeRuns
 from sim.request import Request
 
 
@@ -15,7 +15,7 @@ class SingleSteps:
         self._allocator = allocator
         self._decoding: dict[Request, None] = {}
         self._asked = 0
-        self.taken: list[Taken] = []
+        self.taken = NOTHING_TAKEN
 
     @property
     def generation(self) -> int:
@@ -23,29 +23,33 @@ class SingleSteps:
         self._asked += 1
         return self._asked
 
-    def join(self, request: Request) -> None:
+    def join(self, request: Request, step: int) -> None:
         """See `DecodeRuns.join`."""
+        del step
         self._decoding[request] = None
 
     def leave(self, request: Request) -> None:
         """See `DecodeRuns.leave`."""
         del self._decoding[request]
 
-    def grant(self, max_steps: int) -> int:
+    def grant(self, step: int, max_steps: int) -> int:
         """Answer 0 always (see `DecodeRuns.grant`): every step is served one by one."""
-        del max_steps
+        del step, max_steps
         return 0
 
-    def touched(self) -> list[Request]:
+    def touched(self, step: int) -> list[Request]:
         """Answer everybody, in running order (see `DecodeRuns.touched`)."""
+        del step
         return sorted(self._decoding, key=lambda request: request.order)
 
-    def serve(self, request: Request) -> bool:
+    def serve(self, request: Request, step: int) -> bool:
         """See `DecodeRuns.serve`."""
+        del step
         return self._allocator.allocate_slots(request, 1) is not None
 
-    def advance(self) -> None:
+    def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
+        del step
         for request in self._decoding:
             request.num_computed_tokens += 1
 

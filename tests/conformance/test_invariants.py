@@ -401,32 +401,35 @@ def _hole_lost(allocator: Any) -> None:
 
 def _ref_cnt(change: int) -> Callable[[Any], None]:
     def corrupt(allocator: Any) -> None:
-        allocator._ref_cnt[max(allocator._ref_cnt, key=allocator._ref_cnt.__getitem__)] += change
+        counts = allocator._cache._ref_cnt
+        counts[counts.argmax()] += change
 
     return corrupt
 
 
 def _ref_cnt_of_nobody(allocator: Any) -> None:
-    allocator._ref_cnt[allocator._next_unused] = 1
+    allocator._cache._ref_cnt[allocator._next_unused] = 1
 
 
 def _key_swapped(allocator: Any) -> None:
-    first, second, *_ = allocator._key_of
-    keys = allocator._key_of
-    keys[first], keys[second] = keys[second], keys[first]
+    keys = allocator._cache._key_of
+    first, second = np.flatnonzero(keys != -1)[:2]
+    keys[[first, second]] = keys[[second, first]]
 
 
 def _entry_lost(allocator: Any) -> None:
-    allocator._block_of.popitem()
+    entries = allocator._cache._block_of
+    entries[np.flatnonzero(entries)[0]] = 0
 
 
 def _entry_twice(allocator: Any) -> None:
-    key, block = next(iter(allocator._block_of.items()))
-    allocator._copies.setdefault(key, []).append(block)
+    entries = allocator._cache._block_of
+    key = int(np.flatnonzero(entries)[0])
+    allocator._cache._copies.setdefault(key, []).append(int(entries[key]))
 
 
 def _evictable_held(allocator: Any) -> None:
-    allocator._evictable[next(iter(allocator._ref_cnt))] = None
+    allocator._cache.enter_private([int(allocator._cache._ref_cnt.argmax())])
 
 
 def _hashed_count(allocator: Any) -> None:

@@ -1,0 +1,282 @@
+"""Which blocks hold which prefix, who holds them, and in which order they are evicted.
+
+vLLM 0.33.0, ``v1/core/block_pool.py``: ``cached_block_hash_to_block``, ``get_cached_block``,
+``touch``, ``free_blocks``, ``_maybe_evict_cached_block``. In arrays, so that what happens to a
+prefix of hundreds of blocks is a few operations on slices.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.allocators.base import require_equal
+from workloads.record import IntArray
+
+NO_BLOCK = 0
+"""The null block, which holds nothing."""
+
+NO_KEY = -1
+
+
+class Keys(NamedTuple):
+    """Blocks *first* to *end* of a request have the keys ``base + first`` to ``base + end``."""
+
+    first: int
+    end: int
+    base: int
+
+
+class PrefixKeys:
+    """Numbers blocks by the prefix they end: equal numbers, equal prefixes, within one trace.
+
+    Blocks that follow each other in a prompt have consecutive numbers as far as may be. A segment
+    of a prompt has a node that names it and all before it (`workloads.record`), so a block is its
+    node and its place in the request.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: dict[int, list[Keys]] = {}
+        self.num_keys = 0
+
+    def of(self, segments: Iterable[tuple[int, int, int]], num_blocks: int) -> list[Keys]:
+        """Answer the keys of the first *num_blocks* blocks of (node, first token, end) *segments*.
+
+        A block belongs to the segment in which it ends.
+        """
+        size = self._block_size
+        keys: list[Keys] = []
+        for node, start, end in segments:
+            first, stop = start // size, min(end // size, num_blocks)
+            if first >= stop:
+                if first >= num_blocks:
+                    break
+                continue
+            for piece in self._of_node(node, first, stop):
+                if keys and keys[-1].base == piece.base:
+                    keys[-1] = Keys(keys[-1].first, piece.end, piece.base)
+                else:
+                    keys.append(piece)
+        return keys
+
+    def _of_node(self, node: int, first: int, end: int) -> list[Keys]:
+        """Answer the keys of the blocks that end in *node*; new ones if it was shorter so far."""
+        known = self._known.setdefault(node, [])
+        num_known = known[-1].end if known else first
+        if num_known < end:
+            known.append(Keys(num_known, end, self.num_keys - num_known))
+            self.num_keys += end - num_known
+        if known[-1].end == end:
+            return known
+        return [Keys(k.first, min(k.end, end), k.base) for k in known if k.first < end]
+
+
+class BlockCache:
+    """Blocks with a key: found by it, counted by their holders, evicted in order.
+
+    Blocks with equal keys are not merged: look-up answers the first one entered, and when that is
+    evicted the next one. An evictable block is one that nobody holds, with a key or without one
+    (*private*: nobody will look for it). The oldest are evicted first.
+
+    Attributes:
+        num_evictable: blocks in the queue.
+    """
+
+    def __init__(self) -> None:
+        self.num_evictable = 0
+        self._block_of: IntArray = np.empty(0, dtype=np.int64)  # by key
+        self._has_copies = np.empty(0, dtype=np.bool_)
+        self._copies: dict[int, list[int]] = {}
+        self._key_of: IntArray = np.empty(0, dtype=np.int64)  # by block
+        self._ref_cnt: IntArray = np.empty(0, dtype=np.int64)
+        # The number of a block's valid entry in the queue. An entry goes stale, and is passed over
+        # when it comes to the front, when somebody takes the block up again.
+        self._entry_of: IntArray = np.empty(0, dtype=np.int64)
+        self._num_entries = 0
+        # Private blocks, taken from the end; or (blocks, number of the first), from the front.
+        self._queue: deque[list[int] | tuple[IntArray, int]] = deque()
+
+    def reserve(self, num_keys: int, num_blocks: int) -> None:
+        """Make room for keys below *num_keys* and blocks below *num_blocks*."""
+        if num_keys > len(self._block_of):
+            more = max(num_keys, 2 * len(self._block_of), 1024) - len(self._block_of)
+            self._block_of = np.append(self._block_of, np.full(more, NO_BLOCK))
+            self._has_copies = np.append(self._has_copies, np.zeros(more, dtype=np.bool_))
+        if num_blocks > len(self._key_of):
+            more = max(num_blocks, 2 * len(self._key_of), 1024) - len(self._key_of)
+            self._key_of = np.append(self._key_of, np.full(more, NO_KEY))
+            self._ref_cnt = np.append(self._ref_cnt, np.zeros(more, dtype=np.int64))
+            self._entry_of = np.append(self._entry_of, np.full(more, NO_KEY))
+
+    def num_found(self, keys: list[Keys], num_blocks: int) -> int:
+        """Answer how many of the first *num_blocks* blocks are here, up to the first gap."""
+        num_found = 0
+        for first, end, base in keys:
+            if first >= num_blocks:
+                break
+            num_found = min(end, num_blocks)
+            there = self._block_of[base + first : base + num_found] != NO_BLOCK
+            if not there.all():
+                return first + int(there.argmin())
+        return num_found
+
+    def find(self, keys: list[Keys], num_blocks: int) -> IntArray:
+        """Answer the first *num_blocks* blocks; `num_found` says that they are there."""
+        pieces = [
+            self._block_of[base + first : base + min(end, num_blocks)]
+            for first, end, base in keys
+            if first < num_blocks
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def num_unheld(self, blocks: IntArray) -> int:
+        """Answer how many of *blocks* nobody holds."""
+        return len(blocks) - int(np.count_nonzero(self._ref_cnt[blocks]))
+
+    def hold(self, blocks: IntArray) -> int:
+        """Count one more holder of *blocks*; answer how many had none."""
+        ref_cnt = self._ref_cnt[blocks]
+        self._ref_cnt[blocks] = ref_cnt + 1
+        unheld = blocks[ref_cnt == 0]
+        self._entry_of[unheld] = NO_KEY
+        self.num_evictable -= len(unheld)
+        return len(unheld)
+
+    def enter(self, keys: list[Keys], first: int, table: list[int]) -> None:
+        """Give keys to *table*, blocks *first* and on of a request, which is their one holder."""
+        end = first + len(table)
+        for piece_first, piece_end, base in keys:
+            start, stop = max(first, piece_first), min(end, piece_end)
+            if start >= stop:
+                continue
+            blocks = np.array(table[start - first : stop - first])
+            self._key_of[blocks] = np.arange(base + start, base + stop)
+            self._ref_cnt[blocks] = 1
+            entries = self._block_of[base + start : base + stop]
+            there = entries != NO_BLOCK
+            if there.any():
+                for place in np.flatnonzero(there).tolist():
+                    key = base + start + place
+                    self._copies.setdefault(key, []).append(int(blocks[place]))
+                    self._has_copies[key] = True
+                entries[~there] = blocks[~there]
+            else:
+                entries[:] = blocks
+
+    def enter_private(self, blocks: list[int]) -> None:
+        """Queue *blocks* that nobody will look for, the last one to be evicted first."""
+        self._queue.append(blocks)
+        self.num_evictable += len(blocks)
+
+    def release(self, blocks: IntArray) -> int:
+        """Count one holder less of *blocks*; queue those without, in order, and answer how many."""
+        ref_cnt = self._ref_cnt[blocks] - 1
+        self._ref_cnt[blocks] = ref_cnt
+        unheld = blocks[ref_cnt == 0]
+        if len(unheld):
+            first, self._num_entries = self._num_entries, self._num_entries + len(unheld)
+            self._entry_of[unheld] = np.arange(first, self._num_entries)
+            self._queue.append((unheld, first))
+            self.num_evictable += len(unheld)
+        return len(unheld)
+
+    def evict(self, num_blocks: int) -> tuple[list[int], int]:
+        """Take *num_blocks* from the queue, of which it has enough.
+
+        Answers them in order, and how many of them had a key, which is forgotten.
+        """
+        evicted: list[int] = []
+        num_keyed = 0
+        while len(evicted) < num_blocks:
+            missing = num_blocks - len(evicted)
+            entry = self._queue[0]
+            if isinstance(entry, list):
+                evicted += entry[: -missing - 1 : -1]
+                del entry[-missing:]
+                if not entry:
+                    self._queue.popleft()
+                continue
+            blocks, first = entry
+            window = max(missing, 32)  # stale entries may lie between
+            ahead = blocks[:window]
+            valid = np.flatnonzero(self._entry_of[ahead] == np.arange(first, first + len(ahead)))
+            valid = valid[:missing]
+            num_passed = int(valid[-1]) + 1 if len(valid) == missing else len(ahead)
+            if num_passed == len(blocks):
+                self._queue.popleft()
+            else:
+                self._queue[0] = (blocks[num_passed:], first + num_passed)
+            if len(valid):
+                self._forget(ahead[valid])
+                evicted += ahead[valid].tolist()
+                num_keyed += len(valid)
+        self.num_evictable -= num_blocks
+        return evicted, num_keyed
+
+    def _forget(self, blocks: IntArray) -> None:
+        """Drop the keys of *blocks*; the next copy of a prefix takes the place of the first."""
+        keys = self._key_of[blocks]
+        self._key_of[blocks] = NO_KEY
+        self._entry_of[blocks] = NO_KEY
+        copied = self._has_copies[keys]
+        if not copied.any():
+            self._block_of[keys] = NO_BLOCK
+            return
+        self._block_of[keys[~copied]] = NO_BLOCK
+        for key, block in zip(keys[copied].tolist(), blocks[copied].tolist(), strict=True):
+            copies = self._copies.get(key)
+            if copies is None:  # an earlier one of *blocks* left it the only one
+                self._block_of[key] = NO_BLOCK
+                continue
+            if self._block_of[key] == block:
+                self._block_of[key] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if not copies:
+                del self._copies[key]
+                self._has_copies[key] = False
+
+    def key_of(self, block: int) -> int:
+        """Answer the key of *block*, or `NO_KEY`."""
+        return int(self._key_of[block]) if block < len(self._key_of) else NO_KEY
+
+    def evictable(self) -> list[int]:
+        """Answer the blocks in the queue, the oldest first, by walking it."""
+        blocks: list[int] = []
+        for entry in self._queue:
+            if isinstance(entry, list):
+                blocks += reversed(entry)
+            else:
+                ahead, first = entry
+                valid = self._entry_of[ahead] == np.arange(first, first + len(ahead))
+                blocks += ahead[valid].tolist()
+        return blocks
+
+    def check_integrity(self, holders: dict[int, int]) -> None:
+        """Recount keys, holders and queue; *holders* counts the owners of every held block.
+
+        Raises:
+            IntegrityError: where the books differ.
+        """
+        keyed = np.flatnonzero(self._key_of != NO_KEY).tolist()
+        for block in keyed:
+            owners = holders.get(block, 0)
+            require_equal(f"owners of block {block}", int(self._ref_cnt[block]), owners)
+        of_keyed = sum(holders.get(block, 0) for block in keyed)
+        of_others = [n for block, n in holders.items() if self.key_of(block) == NO_KEY]
+        require_equal("owners in all", int(self._ref_cnt.sum()), of_keyed)
+        require_equal("most owners of a block without a key", 1, max(of_others, default=1))
+        first = self._block_of[self._block_of != NO_BLOCK].tolist()
+        entered = [*first, *(block for copies in self._copies.values() for block in copies)]
+        require_equal("entries of the cache", len(entered), len(set(entered)))
+        require_equal("blocks without their entry", 0, len(set(keyed) ^ set(entered)))
+        for key in np.flatnonzero(self._block_of != NO_BLOCK).tolist():
+            for block in [int(self._block_of[key]), *self._copies.get(key, ())]:
+                require_equal(f"key of the cached block {block}", key, self.key_of(block))
+        evictable = self.evictable()
+        require_equal("evictable blocks", self.num_evictable, len(evictable))
+        require_equal("different evictable blocks", len(set(evictable)), len(evictable))
+        unheld = {block for block in keyed if not holders.get(block, 0)}
+        require_equal("unheld blocks that are not evictable", 0, len(unheld - set(evictable)))

@@ -1,0 +1,66 @@
+"""Rows of numbers that take little memory: the newest as they came, older ones packed."""
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[Any]
+Columns = dict[str, Column]
+
+
+class Rows:
+    """Rows of int64 (``q``) or float64 (``d``), packed as columns of the narrowest type.
+
+    Attributes:
+        add: appends one row, in the order of *names*.
+    """
+
+    def __init__(self, names: tuple[str, ...], typecode: Literal["q", "d"]) -> None:
+        self._names = names
+        self._newest: array[Any] = array(typecode)
+        self._packed: list[Columns] = []
+        self.add: Callable[[Iterable[float]], None] = self._newest.extend
+
+    def __len__(self) -> int:
+        """Answer the rows that are not packed yet."""
+        return len(self._newest) // len(self._names)
+
+    def pack(self) -> None:
+        """Pack the newest rows into a chunk of their own."""
+        if self._newest:
+            self._packed.append(self._pack())
+            del self._newest[:]
+
+    def chunks(self) -> list[Columns]:
+        """Answer the columns of all rows, chunk by chunk, in the order they came; at least one."""
+        newest = [self._pack()] if self._newest or not self._packed else []
+        return self._packed + newest
+
+    def _pack(self) -> Columns:
+        rows = np.array(self._newest).reshape(-1, len(self._names))
+        return {name: _narrow(rows[:, place]) for place, name in enumerate(self._names)}
+
+
+def _narrow(column: Column) -> Column:
+    """Answer a copy in the narrowest type that holds every number exactly."""
+    low, high = column.min(initial=0), column.max(initial=0)
+    if column.dtype.kind == "f":
+        return column.astype(np.int8 if low == high == 0 else np.float64)
+    # Signed, so that a difference of two columns is what it looks like.
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return column.astype(kind)
+    return column.copy()
+
+
+def concatenate(chunks: Iterable[Columns], names: Iterable[str]) -> Columns:
+    """Answer the columns *names* of *chunks*, one or more, in one piece, as int64 or float64."""
+    chunks = list(chunks)
+    return {name: np.concatenate([_widened(chunk[name]) for chunk in chunks]) for name in names}
+
+
+def _widened(column: Column) -> Column:
+    return column.astype(np.float64 if column.dtype.kind == "f" else np.int64)
