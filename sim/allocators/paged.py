@@ -191,7 +191,9 @@ class PagedAllocator:
             if num_steps <= 1:
                 return num_steps and self.grant(step, 1)
             needs = ring.needs(step, num_steps)
-        tables, num_blocks, held = needs
+        size = self.block_size
+        tables, num_blocks, (first, second) = needs
+        held = (first * size, second * size)
         num_unhashed = self._num_free - self._num_evictable
         blocks = self._take(num_blocks)
         if num_blocks == len(tables):
@@ -202,8 +204,8 @@ class PagedAllocator:
                 table.extend(blocks[place :: len(tables)])
         cached = (0, 0)
         if num_blocks > num_unhashed:
-            first, second = ring.moments_of_first(step, num_unhashed)
-            cached = (held[0] - first, held[1] - second)
+            unhashed = ring.moments_of_first(step, num_unhashed)
+            cached = ((first - unhashed[0]) * size, (second - unhashed[1]) * size)
         self.taken = Taken(held, self._write_last_blocks(step, num_steps), cached)
         self._live += ring.num_requests * num_steps
         self._step = step + num_steps
