@@ -183,7 +183,7 @@ class Recorder:
             )
         )
         means = [first / TICKS_PER_PS, increment / TICKS_PER_PS, 0.0, 0.0, 0.0]
-        if taken is not NOTHING_TAKEN:
+        if num_steps > 1 and taken is not NOTHING_TAKEN:
             means[2:] = [(first * j + increment * pairs) / total for j, pairs in taken]
         self._means.add(means)
         if num_prefills:

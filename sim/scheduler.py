@@ -144,7 +144,7 @@ class Scheduler:
 
     @property
     def taken(self) -> Taken:
-        """What the decodes of the steps just decided took."""
+        """What the decodes of the run just decided took; of a single step it says nothing."""
         return self._runs.taken
 
     @property
