@@ -14,7 +14,7 @@ import simpy
 
 from sim.allocators.base import Allocator
 from sim.metrics import Recorder, StepTimes
-from sim.request import Request, make_requests
+from sim.request import make_requests
 from sim.scheduler import Scheduler, SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, StepTimeModel
 from workloads.record import Trace
@@ -68,8 +68,8 @@ class Engine:
         self._on_scheduled = on_scheduled
         self._on_step = on_step
         self._requests = make_requests(trace, max_model_len)
-        self._next_request: Request | None = None
-        self._next_arrival = NEVER  # ticks
+        self._next_request = next(self._requests, None)
+        self._next_arrival = int(trace.arrival_ps[0]) * TICKS_PER_PS
         self._clock = 0
 
     def run(self) -> None:
@@ -86,7 +86,6 @@ class Engine:
         scheduler, recorder, allocator = self._scheduler, self._recorder, self._allocator
         max_steps = None if self._single_step else self._max_steps
         was_idle = True
-        self._fetch()
         while self._next_request is not None or scheduler.running or scheduler.waiting:
             if was_idle:
                 self._clock = max(self._clock, self._next_arrival)
@@ -99,19 +98,16 @@ class Engine:
                 recorder.on_idle(self._clock, allocator.stats())
             was_idle = self._step(max_steps)
 
-    def _fetch(self) -> None:
-        """Make the request that comes next."""
-        request = self._next_request = next(self._requests, None)
-        self._next_arrival = NEVER if request is None else request.arrival_ps * TICKS_PER_PS
-
     def _take_arrivals(self) -> None:
         """Queue the requests that are due, those of this very instant included."""
-        while self._next_arrival <= self._clock:
-            assert self._next_request is not None
-            reason = self._scheduler.add_request(self._next_request)
+        request, due_ps = self._next_request, self._clock // TICKS_PER_PS
+        while request is not None and request.arrival_ps <= due_ps:
+            reason = self._scheduler.add_request(request)
             if reason is not None:
-                self._recorder.on_refused(self._next_request, reason)
-            self._fetch()
+                self._recorder.on_refused(request, reason)
+            request = next(self._requests, None)
+        self._next_request = request
+        self._next_arrival = NEVER if request is None else request.arrival_ps * TICKS_PER_PS
 
     def _step(self, max_steps: Callable[[int], int] | None) -> bool:
         """Run a step or a run of steps; answer whether the engine is idle after it."""

@@ -136,13 +136,10 @@ class Request:
         start = self.segment_ends[segment - 1] if segment else 0
         return self.segment_nodes[segment] << 32 | (num_tokens - start)
 
-    def segments(self) -> Iterator[tuple[int, int, int]]:
-        """Answer (node, first token, end) of the prompt's segments and of the output's."""
-        start = 0
-        for node, end in zip(self.segment_nodes, self.segment_ends, strict=True):
-            yield node, start, end
-            start = end
-        yield self.output_node, start, start + self.max_tokens
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Answer (node, tokens up to its end) of the prompt's segments and of the output's."""
+        yield from zip(self.segment_nodes, self.segment_ends, strict=True)
+        yield self.output_node, self.num_prompt_tokens + self.max_tokens
 
 
 CHUNK = 4096

@@ -186,8 +186,8 @@ class Scheduler:
         """Take in the tokens that the steps sampled; free and answer who finished, in order."""
         self.step += output.num_steps
         finished = self._finishing.pop(self.step - 1, [])
-        for request in finished:
-            self._leave(request)
+        if finished:
+            self._leave(finished)
         if output.sampled:
             self._take_samples(output.sampled, finished)
         if len(finished) > 1:
@@ -206,13 +206,16 @@ class Scheduler:
         else:
             for request in sampled:
                 prefilling.remove(request)
+        joining = []
         for request in sampled:
             request.num_output_tokens += 1
             request.num_tokens += 1
             if request.num_output_tokens < request.max_tokens:
-                self._join(request)
+                joining.append(request)
             else:
                 finished.append(request)
+        if joining:
+            self._join(joining)
 
     def _schedule_running(
         self, output: SchedulerOutput, max_steps: Callable[[int], int] | None, threshold: int
@@ -373,7 +376,7 @@ class Scheduler:
         """Take all memory from *request* and queue it in front; its output so far is kept."""
         if request.is_decoding:
             self._finishing[self._last_step(request)].remove(request)
-            self._leave(request)
+            self._leave([request])
             request.last_token_step = self.step - 1
         else:
             self._prefilling.remove(request)
@@ -388,34 +391,38 @@ class Scheduler:
         self.waiting.appendleft(request)
         output.preempted.append(request)
 
-    def _join(self, request: Request) -> None:
-        """Let *request* decode from the next step on."""
-        step = self.step
-        request.is_decoding = True
-        request.offset = offset = request.num_computed_tokens - step
-        self._offset_sum += offset
-        self.num_decodes += 1
+    def _join(self, requests: Sequence[Request]) -> None:
+        """Let *requests* decode from the next step on."""
+        step, finishing = self.step, self._finishing
+        for request in requests:
+            request.is_decoding = True
+            request.offset = offset = request.num_computed_tokens - step
+            self._offset_sum += offset
+            last_step = request.final_num_computed_tokens - 1 - offset
+            last = finishing.get(last_step)
+            if last is None:
+                finishing[last_step] = [request]
+                heappush(self._finish_steps, last_step)
+            else:
+                last.append(request)
         if self._threshold:  # else prompts in the works are always admitted last
-            self._last_decode_order = max(self._last_decode_order, request.order)
-        self._runs.join(request, step)
-        last_step = request.final_num_computed_tokens - 1 - offset
-        finishing = self._finishing.get(last_step)
-        if finishing is None:
-            self._finishing[last_step] = [request]
-            heappush(self._finish_steps, last_step)
-        else:
-            finishing.append(request)
+            last_order = max(request.order for request in requests)
+            self._last_decode_order = max(self._last_decode_order, last_order)
+        self.num_decodes += len(requests)
+        self._runs.join(requests, step)
 
-    def _leave(self, request: Request) -> None:
-        """Take *request* out of the decodes and bring its counters up to date."""
-        offset = request.offset
-        self._offset_sum -= offset
-        self.num_decodes -= 1
-        request.is_decoding = False
-        request.num_computed_tokens = num_computed = offset + self.step
-        request.num_tokens = num_computed + 1
-        request.num_output_tokens = num_computed + 1 - request.num_prompt_tokens
-        self._runs.leave(request)
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Take *requests* out of the decodes and bring their counters up to date."""
+        step = self.step
+        for request in requests:
+            offset = request.offset
+            self._offset_sum -= offset
+            request.is_decoding = False
+            request.num_computed_tokens = num_computed = offset + step
+            request.num_tokens = num_computed + 1
+            request.num_output_tokens = num_computed + 1 - request.num_prompt_tokens
+        self.num_decodes -= len(requests)
+        self._runs.leave(requests)
 
     @staticmethod
     def _last_step(request: Request) -> int:

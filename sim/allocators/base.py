@@ -1,5 +1,6 @@
 """The contract of an allocator of KV memory, and the values it answers with."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from sim.request import Request
@@ -156,14 +157,14 @@ class DecodeRuns(Protocol):
     def taken(self) -> Taken:
         """What the last `grant` took during its steps."""
 
-    def join(self, request: Request, step: int) -> None:
-        """Let *request* decode from *step* on; it holds room for what it has computed."""
+    def join(self, requests: Sequence[Request], step: int) -> None:
+        """Let *requests* decode from *step* on; they hold room for what they have computed."""
         ...
 
-    def leave(self, request: Request) -> None:
-        """Let *request* decode no more, before its next step; it keeps what it holds.
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Let *requests* decode no more, before their next step; they keep what they hold.
 
-        Its ``num_computed_tokens`` is up to date.
+        Their ``num_computed_tokens`` is up to date.
         """
         ...
 

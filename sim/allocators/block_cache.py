@@ -6,12 +6,12 @@ prefix of hundreds of blocks is a few operations on slices.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.allocators.base import require_equal
+from sim.request import Request
 from workloads.record import IntArray
 
 NO_BLOCK = 0
@@ -38,39 +38,41 @@ class PrefixKeys:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._known: dict[int, list[Keys]] = {}
+        self._of_node: dict[int, Keys] = {}
+        self._longer: dict[int, list[Keys]] = {}  # of a node that was shorter when it was new
         self.num_keys = 0
 
-    def of(self, segments: Iterable[tuple[int, int, int]], num_blocks: int) -> list[Keys]:
-        """Answer the keys of the first *num_blocks* blocks of (node, first token, end) *segments*.
-
-        A block belongs to the segment in which it ends.
-        """
-        size = self._block_size
+    def of(self, request: Request, num_blocks: int) -> list[Keys]:
+        """Answer the keys of the first *num_blocks* blocks; each is of the segment it ends in."""
+        size, of_node = self._block_size, self._of_node
         keys: list[Keys] = []
-        for node, start, end in segments:
-            first, stop = start // size, min(end // size, num_blocks)
-            if first >= stop:
-                if first >= num_blocks:
-                    break
-                continue
-            for piece in self._of_node(node, first, stop):
-                if keys and keys[-1].base == piece.base:
-                    keys[-1] = Keys(keys[-1].first, piece.end, piece.base)
+        first = 0
+        for node, num_tokens in request.segments():
+            end = min(num_tokens // size, num_blocks)
+            if first < end:
+                piece = of_node.get(node)
+                if piece is None:
+                    piece = of_node[node] = self._new(first, end)
+                if piece.end != end:
+                    keys += self._pieces(node, end)
+                elif keys and keys[-1].base == piece.base:
+                    keys[-1] = Keys(keys[-1].first, end, piece.base)
                 else:
                     keys.append(piece)
+                first = end
         return keys
 
-    def _of_node(self, node: int, first: int, end: int) -> list[Keys]:
-        """Answer the keys of the blocks that end in *node*; new ones if it was shorter so far."""
-        known = self._known.setdefault(node, [])
-        num_known = known[-1].end if known else first
-        if num_known < end:
-            known.append(Keys(num_known, end, self.num_keys - num_known))
-            self.num_keys += end - num_known
-        if known[-1].end == end:
-            return known
-        return [Keys(k.first, min(k.end, end), k.base) for k in known if k.first < end]
+    def _new(self, first: int, end: int) -> Keys:
+        base = self.num_keys - first
+        self.num_keys += end - first
+        return Keys(first, end, base)
+
+    def _pieces(self, node: int, end: int) -> list[Keys]:
+        """Answer the keys of the blocks of *node*, which is now shorter or longer than before."""
+        pieces = self._longer.setdefault(node, [self._of_node[node]])
+        if pieces[-1].end < end:
+            pieces.append(self._new(pieces[-1].end, end))
+        return [Keys(k.first, min(k.end, end), k.base) for k in pieces if k.first < end]
 
 
 class BlockCache:

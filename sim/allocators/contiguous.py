@@ -6,6 +6,7 @@ two of what will be generated (``pow2``), or for exactly what will be written (`
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Protocol
 
 from sim.allocators.base import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats, require_equal
@@ -250,16 +251,14 @@ class ContiguousAllocator:
         self._external = self._count_external()
         self.generation += 1
 
-    def join(self, request: Request, step: int) -> None:
-        """See `DecodeRuns.join`; all it will need is reserved."""
-        del request
+    def join(self, requests: Sequence[Request], step: int) -> None:
+        """See `DecodeRuns.join`; all they will need is reserved."""
         self._step = step
-        self._num_decoding += 1
+        self._num_decoding += len(requests)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
-        del request
-        self._num_decoding -= 1
+        self._num_decoding -= len(requests)
 
     def grant(self, step: int, max_steps: int) -> int:
         """Answer *max_steps* (see `DecodeRuns.grant`)."""

@@ -4,6 +4,8 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
+from collections.abc import Sequence
+
 from sim.allocators.base import (
     NOTHING_NEW,
     NOTHING_TAKEN,
@@ -97,22 +99,18 @@ class PagedAllocator:
             if self.enable_caching:
                 self._after_grant(request, num_tokens)
             return NOTHING_NEW
-        hit = self._hit_blocks(request, num_new_computed_tokens) if num_new_computed_tokens else []
-        num_held += len(hit)
-        # Hit blocks that nobody holds leave the free list too, so they need room like new ones.
-        room = self._num_free - self._num_unheld(hit) if hit else self._num_free
-        if keep_watermark:
-            room -= self._watermark_blocks
+        num_held += num_new_computed_tokens // size
+        room = self._num_free - self._watermark_blocks if keep_watermark else self._num_free
+        if num_new_computed_tokens:
+            # Hit blocks that nobody holds leave the free list too: they need room like new ones.
+            room -= self._num_unheld_hits(request, num_new_computed_tokens)
         if full_sequence_must_fit:
-            whole = -(-min(request.num_tokens, self._max_model_len) // size)
-            num_needed = max(num_needed, whole)
+            num_needed = -(-request.num_tokens // size)
         if num_needed - num_held > room:
             self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
             return None
         if table is None:
-            table = self._tables[request] = hit
-            if self.enable_caching:
-                self._hold(request, hit)
+            table = self._tables[request] = self._hold_hits(request, num_new_computed_tokens)
         new_blocks = self._take(num_blocks - num_held)
         table += new_blocks
         never_written = num_blocks * size - request.final_num_computed_tokens
@@ -147,23 +145,29 @@ class PagedAllocator:
             self._num_free * size - cached,
         )
 
-    def join(self, request: Request, step: int) -> None:
+    def join(self, requests: Sequence[Request], step: int) -> None:
         """See `DecodeRuns.join`."""
         self._step = step
-        self._ring.join(request, self._tables[request])
-        never_written = -request.final_num_computed_tokens % self.block_size
-        if never_written:
-            at = self._last_block_step(request)
-            if at >= step:
-                self._never_written_at[at] = self._never_written_at.get(at, 0) + never_written
+        size, tables, never_written_at = self.block_size, self._tables, self._never_written_at
+        for request in requests:
+            self._ring.join(request, tables[request])
+            num_tokens = request.final_num_computed_tokens
+            never_written = -num_tokens % size
+            if never_written:
+                at = num_tokens + never_written - size - request.offset  # takes its last block
+                if at >= step:
+                    never_written_at[at] = never_written_at.get(at, 0) + never_written
 
-    def leave(self, request: Request) -> None:
+    def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
-        self._ring.leave(request)
-        if request.num_computed_tokens < request.final_num_computed_tokens:
-            at = self._last_block_step(request)
-            if at in self._never_written_at:
-                self._never_written_at[at] -= -request.final_num_computed_tokens % self.block_size
+        for request in requests:
+            self._ring.leave(request)
+            num_tokens = request.final_num_computed_tokens
+            if request.num_computed_tokens < num_tokens:
+                never_written = -num_tokens % self.block_size
+                at = num_tokens + never_written - self.block_size - request.offset
+                if at in self._never_written_at:
+                    self._never_written_at[at] -= never_written
 
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
@@ -284,11 +288,6 @@ class PagedAllocator:
         """Answer the slots in its first *num_blocks* blocks that its last token does not reach."""
         return max(0, num_blocks * self.block_size - request.final_num_computed_tokens)
 
-    def _last_block_step(self, request: Request) -> int:
-        """Answer the step in which a request takes the last block it will ever need."""
-        last_token = request.final_num_computed_tokens - 1
-        return last_token - last_token % self.block_size - request.offset
-
     def _take(self, num_blocks: int) -> list[int]:
         """Remove blocks from the front of the free list; there are enough."""
         self._num_free -= num_blocks
@@ -319,16 +318,15 @@ class PagedAllocator:
 
     # What prefix sharing adds (`sim.allocators.prefix`); plain paging shares and caches nothing.
 
-    def _hit_blocks(self, request: Request, num_tokens: int) -> list[int]:
+    def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
+        """Answer how many blocks of a hit nobody holds."""
         del request, num_tokens
-        return []
-
-    def _num_unheld(self, blocks: list[int]) -> int:
-        del blocks
         return 0
 
-    def _hold(self, request: Request, blocks: list[int]) -> None:
-        pass
+    def _hold_hits(self, request: Request, num_tokens: int) -> list[int]:
+        """Let *request* hold the blocks of its hit; answer them."""
+        del request, num_tokens
+        return []
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
         pass

@@ -8,6 +8,8 @@ own request, after a preemption; so it needs no key while its request runs, and 
 request has finished: the private blocks of a finished request enter the free list as one entry.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sim.allocators.base import require_equal
@@ -49,18 +51,21 @@ class PrefixCachingAllocator(PagedAllocator):
             return 0
         return self._cache.num_found(self._keys_of(request), num_blocks) * size
 
-    def join(self, request: Request, step: int) -> None:
+    def join(self, requests: Sequence[Request], step: int) -> None:
         """See `DecodeRuns.join`."""
-        super().join(request, step)
-        if self._num_findable(request) > self._num_keyed[request]:
-            # It fills a block in the step before it takes the next.
-            phase = (-request.offset - 1) % self.block_size
-            self._fill_ring.setdefault(phase, {})[request] = None
+        super().join(requests, step)
+        for request in requests:
+            if self._num_findable(request) > self._num_keyed[request]:
+                # It fills a block in the step before it takes the next.
+                phase = (-request.offset - 1) % self.block_size
+                self._fill_ring.setdefault(phase, {})[request] = None
 
-    def leave(self, request: Request) -> None:
+    def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
-        super().leave(request)
-        self._drop_filler(request)
+        super().leave(requests)
+        if self._fill_ring:
+            for request in requests:
+                self._drop_filler(request)
 
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
@@ -120,25 +125,25 @@ class PrefixCachingAllocator(PagedAllocator):
         if keys is None:
             # What no pool can hold is refused and never comes here, so this is bounded.
             num_blocks = min(self._num_findable(request), self._max_model_len // self.block_size)
-            keys = self._keys[request] = self._prefix_keys.of(request.segments(), num_blocks)
+            keys = self._keys[request] = self._prefix_keys.of(request, num_blocks)
             self._cache.reserve(self._prefix_keys.num_keys, self._next_unused)
         return keys
 
-    def _hit_blocks(self, request: Request, num_tokens: int) -> list[int]:
+    def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
         blocks = self._cache.find(self._keys_of(request), num_tokens // self.block_size)
-        found: list[int] = blocks.tolist()
-        return found
+        return self._cache.num_unheld(blocks)
 
-    def _num_unheld(self, blocks: list[int]) -> int:
-        return self._cache.num_unheld(np.array(blocks))
-
-    def _hold(self, request: Request, blocks: list[int]) -> None:
-        self._num_keyed[request] = len(blocks)
-        if blocks:
-            num_unheld = self._cache.hold(np.array(blocks))
-            self._num_evictable -= num_unheld
-            self._num_free -= num_unheld
-            self._live += num_unheld * self.block_size
+    def _hold_hits(self, request: Request, num_tokens: int) -> list[int]:
+        num_blocks = self._num_keyed[request] = num_tokens // self.block_size
+        if not num_blocks:
+            return []
+        blocks = self._cache.find(self._keys_of(request), num_blocks)
+        num_unheld = self._cache.hold(blocks)
+        self._num_evictable -= num_unheld
+        self._num_free -= num_unheld
+        self._live += num_unheld * self.block_size
+        held: list[int] = blocks.tolist()
+        return held
 
     def _take(self, num_blocks: int) -> list[int]:
         blocks = super()._take(num_blocks)

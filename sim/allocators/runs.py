@@ -1,5 +1,7 @@
 """Decode runs for an allocator that has no way of its own: one request, one step at a time."""
 
+from collections.abc import Sequence
+
 from sim.allocators.base import NOTHING_TAKEN, Allocator, DecodeRuns
 from sim.request import Request
 
@@ -23,14 +25,15 @@ class SingleSteps:
         self._asked += 1
         return self._asked
 
-    def join(self, request: Request, step: int) -> None:
+    def join(self, requests: Sequence[Request], step: int) -> None:
         """See `DecodeRuns.join`."""
         del step
-        self._decoding[request] = None
+        self._decoding.update(dict.fromkeys(requests))
 
-    def leave(self, request: Request) -> None:
+    def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
-        del self._decoding[request]
+        for request in requests:
+            del self._decoding[request]
 
     def grant(self, step: int, max_steps: int) -> int:
         """Answer 0 always (see `DecodeRuns.grant`): every step is served one by one."""

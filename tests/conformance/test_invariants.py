@@ -342,7 +342,7 @@ def test_check_integrity_sees_a_counter_that_moved_behind_its_back(variant: Vari
     """Of whatever allocator: the live slots follow from the requests that hold memory."""
     driver = _driver(variant)
     request = next(iter(driver.scheduler.running))
-    driver.scheduler._leave(request)  # while it decodes, nobody reads its counters
+    driver.scheduler._leave([request])  # while it decodes, nobody reads its counters
     driver.allocator.check_integrity()
     request.num_computed_tokens -= 1
     with pytest.raises((IntegrityError, KeyError)):

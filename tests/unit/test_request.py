@@ -13,9 +13,7 @@ def test_segments_name_every_token_as_its_prefix_key_does(
     ends = [sum(lengths[: position + 1]) for position in range(len(lengths))]
     nodes = [7 * position + 3 for position in range(len(lengths))]
     request = Request(0, "r", 0, ends[-1], num_outputs, nodes, ends, 99)
-    keys = [
-        node << 32 | (token - start)
-        for node, start, end in request.segments()
-        for token in range(start + 1, end + 1)
-    ]
+    keys: list[int] = []
+    for node, end in request.segments():
+        keys += [node << 32 | offset for offset in range(1, end - len(keys) + 1)]
     assert keys == [request.prefix_key(n + 1) for n in range(ends[-1] + num_outputs)]
