@@ -6,10 +6,9 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from sim.allocators.base import MemoryStats, Taken
 from sim.errors import ConfigError
@@ -18,6 +17,9 @@ from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS, FloatArray, Totals, add_up
 from workloads.record import PS_PER_S, IntArray, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
@@ -193,14 +195,14 @@ class Recorder:
         )
         self._held_after.append(stats_after.held)
 
-    def request_table(self) -> pa.Table:
+    def request_table(self) -> "pa.Table":
         """Answer one row a request, in arrival order; times in seconds, empty where not reached."""
+        from sim import arrow  # noqa: PLC0415  # only who wants tables pays for pyarrow
+
         trace = self._trace
         table: dict[str, Any] = {
-            "request_id": trace.request_ids,
-            "refused": pa.array(
-                [self._refused.get(index) for index in range(len(trace))], pa.string()
-            ),
+            "request_id": arrow.strings(trace.request_ids),
+            "refused": arrow.strings([self._refused.get(index) for index in range(len(trace))]),
             "arrival_time": trace.arrival_ps / PS_PER_S,
             "num_prompt_tokens": trace.num_prompt_tokens,
         }
@@ -208,19 +210,21 @@ class Recorder:
         for name, values in zip(_REQUEST_COLUMNS, columns.T, strict=True):
             missing = values == UNSET
             if name.endswith("_ps"):
-                seconds = pa.array(values / PS_PER_S, mask=missing)
+                seconds = arrow.array(values / PS_PER_S, missing)
                 table[f"{name.removesuffix('_ps')}_time"] = seconds
             else:
-                table[name] = pa.array(np.ascontiguousarray(values), mask=missing)
-        return pa.table(table)
+                table[name] = arrow.array(values, missing)
+        return arrow.table(table)
 
-    def step_table(self) -> pa.Table:
+    def step_table(self) -> "pa.Table":
         """Answer one row a run of steps; with *save_steps* one a step, and who was scheduled.
 
         ``running``, ``waiting`` and ``used_blocks`` hold right after scheduling (``used_blocks`` of
         the last step, ``waiting`` of the first); counts are those of the whole run;
         ``kv_<state>_slots`` are time-weighted. A row without steps is idle time.
         """
+        from sim import arrow  # noqa: PLC0415  # only who wants tables pays for pyarrow
+
         rows, slots = self._rows()
         if self._save_steps:
             busy = rows["num_steps"] > 0
@@ -251,8 +255,8 @@ class Recorder:
             names = ("preempted", "admitted", "resumed", "finished", "scheduled")
             columns = zip(*self._names, strict=True) if self._names else ((),) * len(names)
             for name, values in zip(names, columns, strict=True):
-                table[name] = pa.array(values, pa.string())
-        return pa.table(table)
+                table[name] = arrow.strings(values)
+        return arrow.table(table)
 
     @property
     def totals(self) -> Totals:
