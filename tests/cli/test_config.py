@@ -10,7 +10,8 @@ import pytest
 from sim.cli import COMPARED
 from sim.config import CONCERNS
 from sim.errors import ConfigError
-from sim.settings import FLAG_RANK, Given, read_config_file, resolve, settings
+from sim.options import settings
+from sim.settings import FLAG_RANK, Given, read_config_file, resolve
 from tests.cli.conftest import Kvsim, Outcome
 
 SMALL: dict[str, Any] = {
