@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.cli import COMPARED
+from sim.commands.compare import COMPARED
 from sim.config import CONCERNS
 from sim.errors import ConfigError
 from sim.options import settings

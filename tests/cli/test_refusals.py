@@ -202,7 +202,7 @@ def test_a_folder_that_vanishes_during_the_run(
     kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr("sim.cli.summarize", lambda _: out.rmdir())
+    monkeypatch.setattr("sim.commands.run.summarize", lambda _: out.rmdir())
     done = kvsim("run", "--trace", TRACE, "-o", out)
     assert done.code == 1
     assert f"{out / 'requests.parquet'} cannot be written: No such file" in done.refusal
@@ -264,6 +264,6 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sim.cli.read_trace", interrupted)
+    monkeypatch.setattr("sim.commands.common.read_trace", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err.strip() == "kvsim: interrupted"
