@@ -4,6 +4,7 @@
 nothing, so that an interruption finds it ready, even one that comes during the other imports.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,16 @@ from contextlib import suppress
 
 from sim.errors import CapacityError, ConfigError, FileError
 from workloads.errors import TraceError
+
+
+def console() -> int:
+    """Be the process of ``kvsim``; answer its exit code."""
+    # Imports make tens of thousands of objects that stay, and a run hardly any garbage: looking for
+    # it took a tenth of a short run, half of that at its end.
+    gc.set_threshold(50_000)
+    code = main()
+    gc.freeze()
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"kvsim: out of memory: {error}: shorten the trace or its outputs")
         return 1
     except KeyboardInterrupt:
-        _say("kvsim: interrupted")
+        after = "\n" if sys.stderr and sys.stderr.isatty() else ""  # the ^C that a terminal shows
+        _say(f"{after}kvsim: interrupted")
         return 130
 
 

@@ -98,6 +98,13 @@ class _Commands(click.Group):
             )
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; pass an interruption on, for which click would print an empty line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
 
 def _cli() -> click.Group:
     group = _Commands(
