@@ -4,11 +4,10 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
 from sim.columns import Columns, Rows, concatenate
@@ -86,9 +85,9 @@ class Recorder:
         self.capacity = capacity
         self.num_done = 0
         self.num_steps = 0
-        self._trace = trace
-        self._block_size = block_size
-        self._save_steps = save_steps
+        self.trace = trace
+        self.block_size = block_size
+        self.save_steps = save_steps
         self._start_ps = int(trace.arrival_ps[0])
         self._now_ps = self._start_ps
         self._first_served_ps = UNSET
@@ -224,7 +223,7 @@ class Recorder:
     def request_columns(self) -> Columns:
         """Answer one row a request, in arrival order, times in ps; `UNSET` where not reached."""
         columns = {
-            name: np.full(len(self._trace), UNSET, dtype=np.int64) for name in _REQUEST_COLUMNS[1:]
+            name: np.full(len(self.trace), UNSET, dtype=np.int64) for name in _REQUEST_COLUMNS[1:]
         }
         for chunk in self._requests.chunks():
             for name, column in columns.items():
@@ -246,54 +245,15 @@ class Recorder:
             for steps, means in zip(self._steps.chunks(), self._means.chunks(), strict=True)
         ]
 
-    def request_table(self) -> pa.Table:
-        """Answer one row a request, in arrival order; times in seconds, empty where not reached."""
-        trace = self._trace
-        table: dict[str, Any] = {
-            "request_id": trace.request_ids,
-            "refused": pa.array(
-                [self._refused.get(index) for index in range(len(trace))], pa.string()
-            ),
-            "arrival_time": trace.arrival_ps / PS_PER_S,
-            "num_prompt_tokens": trace.num_prompt_tokens,
-        }
-        for name, values in self.request_columns().items():
-            missing = values == UNSET
-            if name.endswith("_ps"):
-                seconds = pa.array(values / PS_PER_S, mask=missing)
-                table[f"{name.removesuffix('_ps')}_time"] = seconds
-            else:
-                table[name] = pa.array(values, mask=missing)
-        return pa.table(table)
+    @property
+    def names(self) -> Sequence[tuple[str, ...]]:
+        """Who was preempted, admitted, resumed, finished and scheduled in every step, if saved."""
+        return self._names
 
-    def step_tables(self) -> Iterator[pa.Table]:
-        """Answer the step rows, chunk by chunk; with *save_steps* one a step, and who was in it.
-
-        ``running``, ``waiting`` and ``used_blocks`` hold right after scheduling (``used_blocks`` of
-        the last step, ``waiting`` of the first); counts are those of the whole run;
-        ``kv_<state>_slots`` are time-weighted. A row without steps is idle time.
-        """
-        first = 0
-        for rows in self.step_chunks():
-            table = _step_columns(rows, self._block_size)
-            if not self._save_steps:
-                yield pa.table(table)
-                continue
-            busy = rows["num_steps"] > 0
-            table = {name: values[busy] for name, values in table.items()}
-            end = first + int(busy.sum())
-            held_after = np.array(self._held_after[first:end], dtype=np.int64)
-            table["used_blocks_after"] = -(-held_after // self._block_size)
-            names = ("preempted", "admitted", "resumed", "finished", "scheduled")
-            who = zip(*self._names[first:end], strict=True) if end > first else ((),) * len(names)
-            for name, values in zip(names, who, strict=True):
-                table[name] = pa.array(values, pa.string())
-            yield pa.table(table)
-            first = end
-
-    def step_table(self) -> pa.Table:
-        """Answer `step_tables` in one piece."""
-        return pa.concat_tables(self.step_tables())
+    @property
+    def held_after(self) -> Sequence[int]:
+        """Slots held after every step, if names are saved."""
+        return self._held_after
 
     @property
     def totals(self) -> Totals:
@@ -347,33 +307,6 @@ class Recorder:
                 )
             )
         self.num_done += len(finished)
-
-
-def _step_columns(rows: Columns, block_size: int) -> dict[str, Any]:
-    """Answer the columns of the step table that need no names."""
-    wide = {
-        name: column.astype(np.int64) for name, column in rows.items() if column.dtype.kind == "i"
-    }
-    num_steps, num_decodes = wide["num_steps"], wide["num_decodes"]
-    prefill_tokens = wide["num_prefill_tokens"]
-    decode_tokens = num_decodes * num_steps + wide["num_late_decodes"]
-    first_step_ps = np.where(num_steps == 1, wide["duration_ps"], rows["first_step_ps"])
-    return {
-        "step": wide["step"],
-        "num_steps": num_steps,
-        "time": wide["start_ps"] / PS_PER_S,
-        "duration": wide["duration_ps"] / PS_PER_S,
-        "first_step_duration": first_step_ps / PS_PER_S,
-        "running": wide["running"],
-        "waiting": wide["waiting"],
-        "num_scheduled_reqs": num_decodes * num_steps + wide["num_prefills"],
-        "num_scheduled_tokens": decode_tokens + prefill_tokens,
-        "num_prefill_tokens": prefill_tokens,
-        "num_decode_tokens": decode_tokens,
-        "used_blocks": -(-wide["held_slots"] // block_size),
-        **{name: wide[name] for name in COUNTS},
-        **{name: rows[name] for name in _SLOT_COLUMNS},
-    }
 
 
 def _slots(steps: Columns, means: Columns, capacity: int) -> Columns:

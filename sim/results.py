@@ -1,23 +1,23 @@
 """Result files: written whole or not at all; equal configuration and trace give equal bytes."""
 
+import itertools
 import os
 import platform
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
 from sim.errors import FileError
 from sim.simulation import RunResult
 from workloads.errors import plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def make_output_dir(path: str | Path) -> Path:
@@ -29,7 +29,7 @@ def make_output_dir(path: str | Path) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with _temporary(folder / "writable"):
             pass
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise FileError(
@@ -45,6 +45,20 @@ def reason(error: OSError | ValueError) -> str:
 
 
 @contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Lend an empty file beside *path*, whose name nobody else has; what is there at the end goes.
+
+    Not `tempfile`, whose files are for their owner only.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        temporary.touch(exist_ok=False)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Lend a temporary name beside *path*; what was written there replaces *path* at the end.
 
@@ -52,17 +66,9 @@ def atomic(path: Path) -> Iterator[Path]:
         FileError: it cannot be written; an older *path* is as it was.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        try:
+        with _temporary(path) as temporary:
             yield temporary
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(
             f"{plain(str(path))} cannot be written: {reason(error)}; "
@@ -77,25 +83,40 @@ def write_json(path: Path, value: object) -> None:
         temporary.write_bytes(encoded + b"\n")
 
 
-def write_table(folder: Path, name: str, table: pa.Table, table_format: str) -> None:
-    """Write *table* as ``<name>.parquet`` or ``<name>.csv``, and take away the other of the two.
+def write_table(folder: Path, name: str, tables: Iterable["pa.Table"], table_format: str) -> None:
+    """Write *tables*, one or more parts of one, as ``<name>.parquet`` or ``<name>.csv``.
 
-    A table that an earlier run left in the other format would be taken for this run's.
+    The other of the two is taken away: one that an earlier run left would be taken for this run's.
     """
+    parts = iter(tables)
+    first = next(parts)
     with atomic(folder / f"{name}.{table_format}") as temporary:
+        writer: Any
         if table_format == "csv":
-            options = pa.csv.WriteOptions(quoting_style="needed")
-            pa.csv.write_csv(table, temporary, options)
+            from pyarrow import csv  # noqa: PLC0415  # each format pays for its own
+
+            options = csv.WriteOptions(quoting_style="needed")
+            writer = csv.CSVWriter(temporary, first.schema, write_options=options)
         else:
-            pa.parquet.write_table(table, temporary)
+            from pyarrow import parquet  # noqa: PLC0415
+
+            writer = parquet.ParquetWriter(temporary, first.schema)
+        with writer:
+            for part in itertools.chain([first], parts):
+                writer.write_table(part)
     for other in {"csv", "parquet"} - {table_format}:
         (folder / f"{name}.{other}").unlink(missing_ok=True)
 
 
 def write_run(folder: Path, result: RunResult, summary: dict[str, Any], table_format: str) -> None:
     """Write ``summary.json``, ``requests``, ``steps`` and ``manifest.json`` of one run."""
-    write_table(folder, "requests", result.recorder.request_table(), table_format)
-    write_table(folder, "steps", result.recorder.step_table(), table_format)
+    from sim.result_tables import (  # noqa: PLC0415  # only who wants tables pays for pyarrow
+        request_table,
+        step_tables,
+    )
+
+    write_table(folder, "requests", [request_table(result.recorder)], table_format)
+    write_table(folder, "steps", step_tables(result.recorder), table_format)
     write_json(folder / "summary.json", summary)
     write_json(folder / "manifest.json", manifest(result))
 
@@ -109,7 +130,9 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
         | {f"refused_{reason}": row["refused"].get(reason, 0) for reason in reasons}
         for row in rows
     ]
-    write_table(folder, "compare", pa.Table.from_pylist(flat), "csv")
+    import pyarrow as pa  # noqa: PLC0415  # kvsim run needs it for its tables only
+
+    write_table(folder, "compare", [pa.Table.from_pylist(flat)], "csv")
     return [folder / "compare.json", folder / "compare.csv"]
 
 

@@ -9,24 +9,18 @@ import json
 import math
 import re
 import tomllib
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.allocators import ALLOCATORS
 from sim.config import (
-    CONCERNS,
     CONTIGUOUS_ONLY,
     CacheConfig,
     LoadConfig,
     ModelConfig,
     OutputConfig,
-    Reservation,
     RunConfig,
     SchedulerConfig,
     TimingConfig,
@@ -34,8 +28,8 @@ from sim.config import (
 from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.models import get_model
+from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
-from workloads.readers import READERS
 
 FILE_RANK, FLAG_RANK = 1, 2
 
@@ -52,59 +46,6 @@ _MULTIPLES = {
 
 SHIPPED_MAX_MODEL_LEN = 8192
 """Of the shipped workload: its longest request fits, and a small GPU can reserve several."""
-
-RESERVING = {f"reserve-{name}": name for name in typing.get_args(Reservation)}
-"""Names of the contiguous allocator that also say what it reserves."""
-
-_REGISTERED: dict[str, tuple[str, ...]] = {
-    "allocator": (*ALLOCATORS, *RESERVING),
-    "trace_format": tuple(READERS),
-}
-"""Settings whose values are names in a registry."""
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text (not empty)"}
-_BOUNDS = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
-
-
-class Setting(NamedTuple):
-    """One field of one concern, as the command line and the configuration file see it."""
-
-    name: str
-    concern: str
-    annotation: Any
-    default: Any
-    help: str
-
-    @property
-    def type(self) -> Any:
-        """The bare type: bool, int, float, str or a Literal."""
-        kind = _bare(self.annotation)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-            kind = next(_bare(a) for a in typing.get_args(kind) if a is not type(None))
-        return kind
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The names that it can have, nothing where there is no list of them."""
-        if typing.get_origin(self.type) is Literal:
-            return typing.get_args(self.type)
-        return _REGISTERED.get(self.name, ())
-
-    @property
-    def expected(self) -> str:
-        """What it can be, in words for a refusal."""
-        limits = [
-            f"{words} {bound}"
-            for meta in _metas(self.annotation)
-            for limit, words in _BOUNDS
-            if (bound := getattr(meta, limit)) is not None
-        ]
-        return ", ".join([_KINDS[self.type], *limits])
-
-    @property
-    def flag(self) -> str:
-        """As it is written on the command line."""
-        return "--" + self.name.replace("_", "-")
 
 
 class Given(NamedTuple):
@@ -131,33 +72,6 @@ class Resolved(NamedTuple):
     run: RunConfig
     output: OutputConfig
     notes: list[str]
-
-
-def _bare(annotation: Any) -> Any:
-    """Answer a type without its msgspec constraints."""
-    while typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
-    return annotation
-
-
-def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
-    """Answer the msgspec constraints of a type, those inside a union too."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        yield from annotation.__metadata__
-        yield from _metas(typing.get_args(annotation)[0])
-    elif isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        for part in typing.get_args(annotation):
-            yield from _metas(part)
-
-
-def settings() -> Iterator[Setting]:
-    """Answer every setting, concern by concern."""
-    for concern, model in CONCERNS.items():
-        hints = typing.get_type_hints(model, include_extras=True)
-        for field in msgspec.structs.fields(model):
-            annotation = hints[field.name]
-            description = annotation.__metadata__[-1].description
-            yield Setting(field.name, concern, annotation, field.default, description)
 
 
 def read_config_file(path: str) -> dict[str, Given]:
@@ -302,8 +216,10 @@ def _whole(text: str) -> int | None:
     match = re.fullmatch(r"([+-]?[0-9][0-9_]{0,30})(\.[0-9]{1,15})? ?([A-Za-z]*)", text)
     if match is None or match[3] not in _MULTIPLES or (match[2] and not match[3]):
         return None
-    number = Fraction(match[1].replace("_", "") + (match[2] or "")) * _MULTIPLES[match[3]]
-    return int(number) if number.denominator == 1 else None
+    decimals = (match[2] or ".")[1:]
+    number = int(match[1].replace("_", "") + decimals) * _MULTIPLES[match[3]]
+    scale = 10 ** len(decimals)
+    return None if number % scale else number // scale
 
 
 def _choose_allocator(values: dict[str, Any], given: Mapping[str, Given], notes: list[str]) -> None:

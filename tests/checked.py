@@ -14,6 +14,7 @@ from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocation, Allocator, HasBlockTables, MemoryStats
 from sim.config import RunConfig, SchedulerConfig
 from sim.request import Request, RequestStatus
+from sim.result_tables import request_table, step_table
 from sim.scheduler import Scheduler, SchedulerOutput
 from sim.simulation import RunResult, Simulation
 from workloads.record import Trace
@@ -404,12 +405,12 @@ def plain_run(config: RunConfig, trace: Trace) -> RunResult:
 
 
 def steps_of(result: RunResult) -> list[Row]:
-    rows: list[Row] = result.recorder.step_table().to_pylist()
+    rows: list[Row] = step_table(result.recorder).to_pylist()
     return rows
 
 
 def requests_of(result: RunResult) -> list[Row]:
-    rows: list[Row] = result.recorder.request_table().to_pylist()
+    rows: list[Row] = request_table(result.recorder).to_pylist()
     return rows
 
 

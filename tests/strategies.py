@@ -16,7 +16,8 @@ from sim.allocators.base import Allocator
 from sim.config import RunConfig
 from sim.errors import CapacityError
 from sim.kv_spec import size_kv_pool
-from sim.settings import FLAG_RANK, Given, resolve, settings
+from sim.options import settings
+from sim.settings import FLAG_RANK, Given, resolve
 from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
 
 STEP_PS = PS_PER_S // 1000

@@ -1,6 +1,5 @@
 """The one error of this package, and how every refusal quotes what the user wrote."""
 
-import difflib
 from collections.abc import Iterable
 
 MAX_QUOTE = 80
@@ -24,6 +23,8 @@ def plain(text: str) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Answer "did you mean 'x'? " for the one of *choices* nearest to *word*, or nothing."""
+    import difflib  # noqa: PLC0415  # only who erred waits for it
+
     # The comparison takes quadratic time: the start of a long word has to do.
     spelt = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(word[:MAX_QUOTE].lower(), spelt, n=1, cutoff=0.5)

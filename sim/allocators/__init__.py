@@ -1,17 +1,34 @@
 """Allocators of KV memory. To add one: write its file, and register it in `ALLOCATORS`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from sim.allocators.base import Allocator
-from sim.allocators.contiguous import ContiguousAllocator
-from sim.allocators.paged import PagedAllocator
-from sim.allocators.prefix import PrefixCachingAllocator
-from sim.config import CacheConfig
-from sim.kv_spec import KVPool
+if TYPE_CHECKING:
+    from sim.allocators.base import Allocator
+    from sim.config import CacheConfig
+    from sim.kv_spec import KVPool
 
-ALLOCATORS: dict[str, Callable[[CacheConfig, KVPool, int, float], Allocator]] = {
-    "contiguous": ContiguousAllocator.from_config,
-    "paged": PagedAllocator.from_config,
-    "prefix": PrefixCachingAllocator.from_config,
+    Factory = Callable[[CacheConfig, KVPool, int, float], Allocator]
+
+
+def _lazy(name: str) -> Factory:
+    """Answer what imports the class ``module.name`` of this package when it first makes one."""
+    module, _, class_name = name.partition(".")
+
+    def make(cache: CacheConfig, pool: KVPool, max_model_len: int, watermark: float) -> Allocator:
+        allocator = getattr(import_module(f"{__name__}.{module}"), class_name)
+        made: Allocator = allocator.from_config(cache, pool, max_model_len, watermark)
+        return made
+
+    return make
+
+
+ALLOCATORS: dict[str, Factory] = {
+    "contiguous": _lazy("contiguous.ContiguousAllocator"),
+    "paged": _lazy("paged.PagedAllocator"),
+    "prefix": _lazy("prefix.PrefixCachingAllocator"),
 }
 """``--allocator`` by name: what makes it of cache settings, pool, max_model_len and watermark."""

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sim.cli import COMPARED
+from sim.commands.compare import COMPARED
 from tests.cli.conftest import Kvsim
 from tests.conftest import REPOSITORY
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.cli import COMPARED
+from sim.commands.compare import COMPARED
 from sim.config import CONCERNS
 from sim.errors import ConfigError
-from sim.settings import FLAG_RANK, Given, read_config_file, resolve, settings
+from sim.options import settings
+from sim.settings import FLAG_RANK, Given, read_config_file, resolve
 from tests.cli.conftest import Kvsim, Outcome
 
 SMALL: dict[str, Any] = {

@@ -1,6 +1,8 @@
 """Bad input ends in one clear line: what, where, the expected form, the nearest valid choice."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,7 +204,7 @@ def test_a_folder_that_vanishes_during_the_run(
     kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr("sim.cli.summarize", lambda _: out.rmdir())
+    monkeypatch.setattr("sim.commands.run.summarize", lambda _: out.rmdir())
     done = kvsim("run", "--trace", TRACE, "-o", out)
     assert done.code == 1
     assert f"{out / 'requests.parquet'} cannot be written: No such file" in done.refusal
@@ -264,6 +266,23 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sim.cli.read_trace", interrupted)
+    monkeypatch.setattr("sim.commands.common.read_trace", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err.strip() == "kvsim: interrupted"
+
+
+@pytest.mark.parametrize("module", ["click", "msgspec", "numpy", "simpy", "pyarrow.parquet"])
+def test_an_interrupt_during_the_imports(tmp_path: Path, module: str) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from sim.cli import console\n"
+        "sys.exit(console())\n"
+    )
+    command = [sys.executable, "-c", code, "run", "--trace", TRACE, "-o", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "kvsim: interrupted\n")
+    assert not list(tmp_path.glob(".*"))

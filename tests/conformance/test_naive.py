@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config import RunConfig
+from sim.result_tables import request_table, step_table
 from sim.simulation import Simulation
 from tests.naive import Naive, NaiveConfig, NaiveRequest, NaiveStep
 from tests.strategies import PAGED, PREFIX, Variant, make_config, scheduler_settings, smallest_pool
@@ -122,7 +123,7 @@ def test_every_step_is_the_naive_one(variant: Variant, data: st.DataObject) -> N
     tables = io.StringIO()
     result = simulation.run(simulation.allocator.check_integrity, tables)
     expected = _naive(config, records)
-    got = result.recorder.step_table().to_pylist()
+    got = step_table(result.recorder).to_pylist()
     blocks = [json.loads(line)["blocks"] for line in tables.getvalue().splitlines()]
     for number, step in enumerate(expected):
         row = _row(step)
@@ -141,7 +142,7 @@ def test_runs_of_steps_are_the_naive_steps(variant: Variant, data: st.DataObject
     result = simulation.run(simulation.allocator.check_integrity)
     expected = _naive(config, records)
     assert result.recorder.num_steps == len(expected)
-    for run in result.recorder.step_table().to_pylist():
+    for run in step_table(result.recorder).to_pylist():
         steps = expected[run["step"] : run["step"] + run["num_steps"]]
         if not steps:
             continue
@@ -156,7 +157,7 @@ def test_runs_of_steps_are_the_naive_steps(variant: Variant, data: st.DataObject
         assert sum(step.cache[1] for step in steps) == run["prefix_cache_hits"]
     ends = {name: step.time for step in expected for name in step.finished}
     finished = {
-        row["request_id"]: row["finish_step"] for row in result.recorder.request_table().to_pylist()
+        row["request_id"]: row["finish_step"] for row in request_table(result.recorder).to_pylist()
     }
     for number, step in enumerate(expected):
         for name in step.finished:

@@ -13,16 +13,20 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "config", "request", "tables", "totals"),
+    ("columns", "errors", "config", "request", "tables", "totals", "arrow"),
     ("hardware", "models"),
     ("kv_spec", "timing"),
     ("allocators",),
-    ("scheduler", "settings"),
+    ("scheduler", "options"),
+    ("settings",),
     ("metrics",),
     ("engine",),
     ("simulation",),
+    ("result_tables",),
     ("summary", "results", "report"),
-    ("plots",),
+    ("comparison", "plots"),
+    ("commands",),
+    ("flags",),
     ("cli",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -30,16 +34,20 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Reports see rows. metrics alone reads what an allocator answers, `MemoryStats`.
 ROWS_ONLY = {
     "metrics": {"sim.allocators.base"},
+    "result_tables": set[str](),
     "summary": set[str](),
     "results": set[str](),
     "report": set[str](),
+    "comparison": set[str](),
     "plots": set[str](),
 }
+COMMANDS = {f"sim/commands/{name}.py" for name in ("common", "run", "compare")}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
-    "click": {"sim/cli.py"},
-    "tqdm": {"sim/cli.py"},
-    "tabulate": {"sim/report.py"},
+    "click": {"sim/flags.py", *COMMANDS},
+    "tqdm": {"sim/commands/common.py"},
+    "tabulate": {"sim/comparison.py"},
+    "pyarrow": {"sim/arrow.py", "sim/results.py", "sim/metrics.py"},
     "matplotlib": {"sim/plots.py"},
     "pandas": {"sim/plots.py"},
     "torch": set[str](),
@@ -129,28 +137,53 @@ def test_packages_with_one_user(package: str) -> None:
     assert users <= ONLY_IN[package]
 
 
+PRINTING = {"print", "input", "sys.stdout", "sys.stderr"}
+EXITING = {"exit", "quit", "sys.exit", "os._exit", "SystemExit"}
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "sim/cli.py"], ids=str)
-def test_only_the_command_line_prints_or_exits(path: Path) -> None:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in {"print", "exit", "quit", "input"}, path
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) not in {
-                ("sys", "exit"),
-                ("sys", "stdout"),
-                ("sys", "stderr"),
-                ("os", "_exit"),
-            }, path
-        if isinstance(node, ast.Name):
-            assert node.id != "SystemExit", path
+def test_who_prints_and_who_exits(path: Path) -> None:
+    used = {node.id for node in ast.walk(_tree(path)) if isinstance(node, ast.Name)} | {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    assert not used & EXITING
+    assert path.as_posix() in COMMANDS or not used & PRINTING
 
 
-def test_help_is_light() -> None:
+HEAVY = {"numpy", "pyarrow", "pandas", "matplotlib", "scipy", "torch", "tqdm", "tabulate", "simpy"}
+
+
+def _imported(*arguments: str) -> set[str]:
+    """Answer what a process of its own has imported when the command line is done."""
     code = (
-        "import sys; from sim.cli import main; main(['run', '--help']); "
-        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
-        "sys.exit(str(heavy) if heavy else 0)"
+        "import sys; from sim.cli import main; code = main(sys.argv[1:]); "
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert (done.stderr, done.returncode) == ("", 0)
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]])
+def test_help_is_light(arguments: list[str]) -> None:
+    assert not _imported(*arguments) & HEAVY
+
+
+def test_the_list_of_commands_needs_no_settings() -> None:
+    assert not _imported("--help") & {"msgspec", "sim.config", "sim.commands"}
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "csv"])
+@pytest.mark.parametrize("detail", [(), ("--save-steps", "--save-block-tables")])
+def test_a_run_pays_for_what_it_uses(
+    samples: Path, tmp_path: Path, table_format: str, detail: tuple[str, ...]
+) -> None:
+    trace = str(samples / "tokens.jsonl")
+    flags = ("--format", table_format, *detail, "-o", str(tmp_path))
+    imported = _imported("run", "--trace", trace, *flags)
+    assert imported & HEAVY == {"numpy", "pyarrow", "simpy"}
+    formats = {"pyarrow.parquet", "pyarrow.csv"}
+    assert imported & formats == {f"pyarrow.{table_format}"}
+    assert not imported & {"pyarrow.dataset", "pyarrow.compute", "pyarrow.pandas_compat"}

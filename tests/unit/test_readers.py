@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workloads.errors import MAX_QUOTE, TraceError
-from workloads.readers import READERS, read_trace
+from workloads.formats import READERS
+from workloads.readers import read_trace
 from workloads.record import Trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

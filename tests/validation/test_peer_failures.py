@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sim.cli import main
-from sim.settings import settings
+from sim.options import settings
 from tests.checked import Row, plain_run, replay, requests_of, steps_of
 from tests.strategies import (
     PAGED,

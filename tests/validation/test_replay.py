@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from sim.result_tables import request_table
 from sim.simulation import RunResult, Simulation
 from tests.strategies import PAGED, PREFIX, VARIANTS, Variant, make_config
 from workloads.readers import read_trace
@@ -31,7 +32,7 @@ def _replay(variant: Variant, trace: Trace, **values: Any) -> RunResult:
 
 def _assert_nobody_is_lost(result: RunResult, trace: Trace) -> None:
     """I3, and that every allocator gives memory back."""
-    table = result.recorder.request_table()
+    table = request_table(result.recorder)
     finished = np.array([step is not None for step in table["finish_step"].to_pylist()])
     refused = np.array([reason is not None for reason in table["refused"].to_pylist()])
     max_model_len = result.config.model.max_model_len

@@ -1,4 +1,4 @@
-"""Every trace format: one function in a file of its own and one line in `READERS`.
+"""Every trace format: one function in a file of its own and one line in `workloads.formats`.
 
 A reader gets the numbered lines of a file, without line ends and without blank lines, and yields a
 `RequestRecord` for each request, and a string for each note on what it changed or left out. It
@@ -6,41 +6,13 @@ raises `TraceError` with the field and the expected form only: `read_trace` adds
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from workloads.errors import TraceError, did_you_mean, nearest, plain, quote
-from workloads.readers import azure, mooncake, native
+from workloads.formats import READERS
 from workloads.record import RequestRecord, Trace, build_trace
-
-
-class Reader(NamedTuple):
-    """A format: its reader, and how to know it.
-
-    Attributes:
-        read: the reader.
-        marks: strings that its first line holds, all of them, and no other format's.
-        hints: any of these in a line without all marks of any format: of this one, with a fault
-            that its reader can name.
-    """
-
-    read: Callable[[Iterable[tuple[int, str]]], Iterator[RequestRecord | str]]
-    marks: tuple[str, ...]
-    hints: tuple[str, ...] = ()
-
-
-READERS = {
-    "azure2023": Reader(azure.read_azure2023, (azure.HEADER,)),
-    "mooncake": Reader(
-        mooncake.read_mooncake, ('"timestamp"', '"hash_ids"'), ('"timestamp"', '"hash_ids"')
-    ),
-    "native": Reader(
-        native.read_native, ('"arrival_time"',), ('"output_len"', '"prompt"', '"prompt_token_ids"')
-    ),
-}
-"""The formats by name. Where the marks of several fit, the first is taken."""
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from workloads.errors import TraceError, quote
+from workloads.formats import AZURE2023_HEADER as HEADER
 from workloads.record import MAX_TOKENS, PS_PER_S, RequestRecord
-
-HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 _TICKS_PER_S = 10**7
 """Timestamps have seven fractional digits; Python's datetime keeps six, so ticks are integers."""

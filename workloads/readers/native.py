@@ -23,10 +23,14 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     output_length: Count | None = None
 
 
-def _exactly_one(request: _Request, *keys: str) -> None:
-    """Raise `TraceError` unless *request* gives one of *keys* and no other."""
-    given = [key for key in keys if getattr(request, key) is not None]
-    if len(given) != 1:
+_PROMPT = ("prompt", "prompt_token_ids", "input_length")
+_OUTPUT = ("output_len", "output_length")
+
+
+def _exactly_one(keys: tuple[str, ...], *values: object) -> None:
+    """Raise `TraceError` unless one of *values*, those of *keys*, is given and no other."""
+    if values.count(None) != len(keys) - 1:
+        given = [key for key, value in zip(keys, values, strict=True) if value is not None]
         found = f"{' and '.join(given)} are given" if given else f"{keys[0]} is missing"
         raise TraceError(f"{found}: expected exactly one of {', '.join(keys)}")
 
@@ -41,11 +45,12 @@ def read_native(lines: Iterable[tuple[int, str]]) -> Iterator[RequestRecord]:
     """
     for number, line in lines:
         request = decode_line(_Request, line)
-        _exactly_one(request, "prompt", "prompt_token_ids", "input_length")
-        _exactly_one(request, "output_len", "output_length")
-        segments: list[Segment] | None = request.prompt
-        if request.prompt_token_ids is not None:
-            segments = [(token, 1) for token in request.prompt_token_ids]
+        prompt, token_ids = request.prompt, request.prompt_token_ids
+        _exactly_one(_PROMPT, prompt, token_ids, request.input_length)
+        _exactly_one(_OUTPUT, request.output_len, request.output_length)
+        segments: list[Segment] | None = prompt
+        if token_ids is not None:
+            segments = [(token, 1) for token in token_ids]
         yield RequestRecord(
             line=number,
             arrival_ps=round(request.arrival_time * PS_PER_S),

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workloads.readers.azure import HEADER
+from workloads.formats import AZURE2023_HEADER as HEADER
 from workloads.readers.mooncake import BLOCK_TOKENS
 
 NUM_CONVERSATIONS = 1000

@@ -1,0 +1,59 @@
+"""Columns as Arrow tables. The only file that makes Arrow arrays: of the memory they are in.
+
+``pyarrow.array`` would do, and imports pandas first if it is installed: longer than a short run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+MAX_CHUNK_BYTES = 2**31 - 1
+"""Most text in one array: Arrow's offsets have 32 bits."""
+
+
+def array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Answer *values*, int64 or float64 [n], null where *missing*. Shares their memory."""
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [_validity(missing), data])
+
+
+def strings(values: Sequence[str | None]) -> pa.ChunkedArray:
+    """Answer *values* as text, null where None."""
+    texts = [b"" if value is None else value.encode() for value in values]
+    missing = np.array([value is None for value in values], dtype=np.bool_)
+    ends = np.cumsum([0, *map(len, texts)])
+    chunks: list[pa.Array] = []
+    first = 0
+    while first < len(texts) or not chunks:
+        after = int(np.searchsorted(ends, ends[first] + MAX_CHUNK_BYTES, side="right")) - 1
+        if after == first < len(texts):
+            raise MemoryError(f"a text of {len(texts[first])} bytes for one row of a table")
+        offsets = (ends[first : after + 1] - ends[first]).astype(np.int32)
+        buffers = [
+            _validity(missing[first:after]),
+            pa.py_buffer(offsets),
+            pa.py_buffer(b"".join(texts[first:after])),
+        ]
+        chunks.append(pa.Array.from_buffers(pa.string(), after - first, buffers))
+        first = after
+    return pa.chunked_array(chunks, pa.string())
+
+
+def table(columns: Mapping[str, Any]) -> pa.Table:
+    """Answer *columns* by name, each of the above or int64 or float64 [n], as a table."""
+    arrays = {
+        name: array(column) if isinstance(column, np.ndarray) else column
+        for name, column in columns.items()
+    }
+    return pa.table(arrays)
+
+
+def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    """Answer Arrow's bitmap of what is there; None where nothing is missing."""
+    if missing is None or not missing.any():
+        return None
+    return pa.py_buffer(np.packbits(~missing, bitorder="little"))

@@ -1,0 +1,99 @@
+"""What every command does: read flags and trace, run with a progress bar, print."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from sim.config import LoadConfig
+from sim.metrics import Recorder
+from sim.options import settings
+from sim.settings import FLAG_RANK, Given, read_config_file
+from sim.simulation import RunResult, Simulation
+from workloads.readers import read_trace
+from workloads.record import Trace
+from workloads.samples import CONVERSATION
+
+
+def given_by(values: dict[str, Any]) -> dict[str, Given]:
+    """Answer what the user gave, of the *values* of all flags; a flag wins over ``--config``.
+
+    Raises:
+        ConfigError: the configuration file cannot be used.
+    """
+    config = values["config"]
+    given = read_config_file(config) if config is not None else {}
+    for setting in settings():
+        value = values[setting.name]
+        if value is not None:
+            flag = f"--no-{setting.flag[2:]}" if value is False else setting.flag
+            given[setting.name] = Given(value, FLAG_RANK, flag)
+    return given
+
+
+def say(text: str) -> None:
+    """Print a line for the user, who may have sent standard output elsewhere."""
+    click.echo(text, err=True)
+
+
+def print_json(value: object) -> None:
+    """Print *value* as a result."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def load_trace(load: LoadConfig, notes: list[str]) -> Trace:
+    """Read the trace and say on stderr what the user should know before the run."""
+    if load.trace is None:
+        # Its name without the place of installation: results do not depend on that.
+        trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
+    else:
+        trace = read_trace(load.trace, load.trace_format)
+    for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
+        say(f"note: {note}")
+    return trace
+
+
+def simulate(simulation: Simulation, block_tables: TextIO | None = None) -> RunResult:
+    """Run *simulation*, with a progress bar if it takes long."""
+    result = simulation.result
+    with _progress(result.trace, result.config.label, result.recorder) as update:
+        return simulation.run(update, block_tables)
+
+
+@contextmanager
+def _progress(trace: Trace, label: str, recorder: Recorder) -> Iterator[Callable[[], None]]:
+    """Lend a callback that shows on stderr how many requests are done, once a run takes long."""
+    wait = 1.0 if sys.stderr.isatty() else 10.0
+    start = time.time()
+    bar: Any = None
+
+    def update() -> None:
+        nonlocal bar
+        if bar is None:
+            if time.time() - start < wait:
+                return
+            from tqdm import tqdm  # noqa: PLC0415  # a short run shows no bar and need not wait
+
+            bar = tqdm(
+                total=len(trace),
+                desc=label,
+                unit=" req",
+                file=sys.stderr,
+                delay=wait,
+                mininterval=wait / 2,
+            )
+            # As if it had been there all the time: its rate is that of the whole run.
+            bar.start_t = bar.last_print_t = start
+        if recorder.num_done > bar.n:
+            bar.update(recorder.num_done - bar.n)
+
+    try:
+        yield update
+    finally:
+        if bar is not None:
+            bar.close()

@@ -1,0 +1,131 @@
+"""What the command line accepts, in click's terms; the commands' work is imported when one runs."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.errors import ConfigError
+from workloads.errors import did_you_mean, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.options import Setting
+
+
+def execute(arguments: list[str]) -> int:
+    """Do what *arguments* ask for; answer the exit code.
+
+    Raises:
+        ConfigError: wrong usage.
+        KeyboardInterrupt: interrupted.
+    """
+    try:
+        if not arguments:
+            raise click.UsageError("a command is missing; choices: compare, run; or --help")  # noqa: TRY301
+        return int(_cli().main(arguments, prog_name="kvsim", standalone_mode=False) or 0)
+    except click.UsageError as error:
+        raise ConfigError(error.format_message()) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _option(setting: "Setting") -> click.Option:
+    """Answer the flag of *setting*; values stay text, `sim.settings` converts and checks them."""
+    names = [setting.flag]
+    if setting.name == "output_dir":
+        names.insert(0, "-o")
+    if setting.type is bool:
+        names[-1] += f"/--no-{setting.flag[2:]}"
+        shown = "on" if setting.default else "off"
+        return click.Option(names, default=None, help=f"{setting.help} [default: {shown}]")
+    default = "" if setting.default is None else f" [default: {setting.default}]"
+    metavar = "|".join(setting.choices) or getattr(setting.type, "__name__", "str").upper()
+    return click.Option(names, default=None, metavar=metavar, help=setting.help + default)
+
+
+class _Command(click.Command):
+    """A command whose flags are made when it is asked for them: the list of commands needs none."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Answer every flag."""
+        if not self.params:
+            from sim.options import settings  # noqa: PLC0415  # see the class
+
+            config = click.Option(
+                ["--config"],
+                metavar="FILE",
+                help="JSON or TOML file with flags by name; flags win.",
+            )
+            self.params = [config, *map(_option, settings())]
+        return super().get_params(ctx)
+
+
+def _command(name: str, function: "Callable[[dict[str, Any]], int]", doc: str) -> click.Command:
+    def callback(**values: Any) -> int:
+        if extra := click.get_current_context().args:
+            raise click.UsageError(
+                f"unexpected argument {quote(extra[0])}; a trace is given as --trace FILE, "
+                "every other setting by its flag"
+            )
+        return function(values)
+
+    return _Command(name, callback=callback, help=doc, context_settings={"allow_extra_args": True})
+
+
+def _run(values: dict[str, Any]) -> int:
+    from sim.commands.run import run  # noqa: PLC0415  # --help pays for no command
+
+    return run(values)
+
+
+def _compare(values: dict[str, Any]) -> int:
+    from sim.commands.compare import compare  # noqa: PLC0415  # --help pays for no command
+
+    return compare(values)
+
+
+class _Commands(click.Group):
+    """The commands by name; an unknown one is refused with the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Answer the command that *args* start with."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(
+                f"unknown command {quote(args[0])}; {did_you_mean(args[0], self.commands)}"
+            )
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; pass an interruption on, for which click would print an empty line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
+
+def _cli() -> click.Group:
+    group = _Commands(
+        "kvsim",
+        help="How many users can a GPU hold, and why: replay request traces through "
+        "interchangeable KV-cache allocators.",
+        context_settings={
+            "token_normalize_func": lambda token: token.replace("_", "-"),
+            "max_content_width": 100,
+        },
+    )
+    click.version_option(package_name="kvsim")(group)
+    group.add_command(
+        _command("run", _run, "Replay a trace through one KV allocator and report what happened.")
+    )
+    group.add_command(
+        _command(
+            "compare",
+            _compare,
+            "Replay one trace through several KV allocators, side by side. Without arguments: a "
+            "shipped workload, every allocator.",
+        )
+    )
+    return group
