@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from sim.allocators.base import MemoryStats, Taken
 from sim.errors import ConfigError
+from sim.gaps import FloatArray
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
-from sim.totals import COUNTS, FloatArray, Totals, add_up
+from sim.totals import COUNTS, Totals, add_up
 from workloads.record import PS_PER_S, IntArray, Trace
 
 MAX_PS = 2**63 - 1
@@ -102,6 +103,7 @@ class Recorder:
         self._first_served_ps = UNSET
         self._steps = array("q")
         self._slots = array("d")
+        self._times = array("d")
         self._requests = array("q", [UNSET]) * (len(_REQUEST_COLUMNS) * len(trace))
         self._refused: dict[int, str] = {}
         self._names: list[tuple[str, ...]] = []
@@ -123,6 +125,7 @@ class Recorder:
             row[0], row[2], row[3] = self.num_steps, now_ps, until_ps - now_ps
             self._steps.extend(row)
             self._slots.extend(_split(stats))
+            self._times.extend((0.0, 0.0))
             self._now_ps = until_ps
 
     def on_step(
@@ -156,6 +159,7 @@ class Recorder:
             (step, num_steps, start_ps, end_ps - start_ps, first_step_ps, num_running, num_waiting)
         )
         self._steps.extend(_work_of(output, held, len(finished)))
+        self._times.extend((times.first / TICKS_PER_PS, times.increment / TICKS_PER_PS))
         if single:
             self._slots.extend(_split(stats))
         else:
@@ -258,9 +262,10 @@ class Recorder:
     def totals(self) -> Totals:
         """The rows added up, anew each time."""
         rows, slots = self._rows()
+        first, increment = np.array(self._times).reshape(-1, 2).T
         return add_up(
-            rows,
-            dict(zip(SLOT_STATES, slots.values(), strict=True)),
+            [{**rows, **slots, "first_step_ps": first, "increment_ps": increment}],
+            slot_states=SLOT_STATES,
             extra_gaps=self._gaps,
             first_served_ps=self._first_served_ps,
             duration_ps=self._now_ps - self._start_ps,

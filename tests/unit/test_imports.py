@@ -13,10 +13,10 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("errors", "config", "request", "tables", "totals"),
+    ("errors", "config", "request", "tables", "gaps"),
     ("hardware", "models"),
     ("kv_spec", "timing"),
-    ("allocators",),
+    ("allocators", "totals"),
     ("scheduler", "settings"),
     ("metrics",),
     ("engine",),
