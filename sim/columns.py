@@ -36,8 +36,7 @@ class Rows:
 
     def chunks(self) -> list[Columns]:
         """Answer the columns of all rows, chunk by chunk, in the order they came; at least one."""
-        newest = [self._pack()] if self._newest or not self._packed else []
-        return self._packed + newest
+        return [*self._packed, self._pack()] if self._newest or not self._packed else self._packed
 
     def _pack(self) -> Columns:
         rows = np.array(self._newest).reshape(-1, len(self._names))
@@ -54,13 +53,3 @@ def _narrow(column: Column) -> Column:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
             return column.astype(kind)
     return column.copy()
-
-
-def concatenate(chunks: Iterable[Columns], names: Iterable[str]) -> Columns:
-    """Answer the columns *names* of *chunks*, one or more, in one piece, as int64 or float64."""
-    chunks = list(chunks)
-    return {name: np.concatenate([_widened(chunk[name]) for chunk in chunks]) for name in names}
-
-
-def _widened(column: Column) -> Column:
-    return column.astype(np.float64 if column.dtype.kind == "f" else np.int64)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
-from sim.columns import Columns, Rows, concatenate
+from sim.columns import Columns, Rows
 from sim.errors import ConfigError
 from sim.request import UNSET, Request
 from sim.scheduler import SchedulerOutput
@@ -258,11 +258,9 @@ class Recorder:
     @property
     def totals(self) -> Totals:
         """The rows added up, anew each time."""
-        chunks = self.step_chunks()
-        rows = concatenate(chunks, chunks[0])
         return add_up(
-            rows,
-            {state: rows[f"kv_{state}_slots"] for state in SLOT_STATES},
+            self.step_chunks(),
+            slot_states=SLOT_STATES,
             extra_gaps=self._gaps,
             first_served_ps=self._first_served_ps,
             duration_ps=self._now_ps - self._start_ps,

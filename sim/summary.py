@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sim.gaps import PERCENTILES, FloatArray, GapStatistics
+from sim.request import UNSET
 from sim.simulation import RunResult
-from sim.totals import FloatArray, Totals
+from sim.totals import Totals
 from workloads.record import PS_PER_S, IntArray
-
-PERCENTILES = (50, 99)
-"""Reported for every latency; 50 is vLLM's ``median_``."""
 
 
 def summarize(result: RunResult) -> dict[str, Any]:
@@ -24,15 +23,18 @@ def summarize(result: RunResult) -> dict[str, Any]:
     second of simulated time from the first arrival to the last token.
     """
     config, trace, totals = result.config, result.trace, result.recorder.totals
-    requests = result.recorder.request_table().to_pydict()
-    done = np.array([step is not None for step in requests["finish_step"]])
+    requests = result.recorder.request_columns()
+    done = requests["finish_ps"] != UNSET
 
-    def column(name: str) -> FloatArray:
-        values: FloatArray = np.array(requests[name], dtype=np.float64)[done]
+    def seconds(times_ps: IntArray) -> FloatArray:
+        values: FloatArray = times_ps[done] / PS_PER_S
         return values
 
-    arrival, first, last = column("arrival_time"), column("first_token_time"), column("finish_time")
-    num_prompt, num_output = column("num_prompt_tokens"), column("num_output_tokens")
+    arrival, first, last = (
+        seconds(times)
+        for times in (trace.arrival_ps, requests["first_token_ps"], requests["finish_ps"])
+    )
+    num_prompt, num_output = trace.num_prompt_tokens[done], requests["num_output_tokens"][done]
     more = num_output > 1  # vLLM leaves requests of one token out of TPOT
     tpot = (last - first)[more] / (num_output[more] - 1)
     duration = totals.duration_ps / PS_PER_S
@@ -55,10 +57,10 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "max_concurrent_requests": _peak_per_second(arrival, last),
         **_latency("ttft", first - arrival),
         **_latency("tpot", tpot),
-        **_inter_token_latency(*totals.inter_token_ps),
+        **_inter_token_latency(totals.inter_token),
         **_latency("e2el", last - arrival),
         "num_clipped_requests": int(clipped.sum()),
-        "refused": dict(sorted(Counter(r for r in requests["refused"] if r).items())),
+        "refused": dict(sorted(Counter(result.recorder.refused.values()).items())),
         **_kv_section(result, totals),
         "timing": result.step_time.description,
         "timing_provenance": result.step_time.provenance,
@@ -103,33 +105,25 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _latency(name: str, seconds: FloatArray) -> dict[str, float | None]:
     """Answer mean, median, standard deviation and percentiles in milliseconds."""
-    keys = [f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99")]
     if not len(seconds):
-        return dict.fromkeys(keys)
+        return dict.fromkeys(_latency_keys(name))
     median, p99 = np.percentile(seconds, PERCENTILES)
     values = (seconds.mean(), median, seconds.std(), p99)
-    return {key: float(value) * 1e3 for key, value in zip(keys, values, strict=True)}
+    return {key: float(value) * 1e3 for key, value in zip(_latency_keys(name), values, strict=True)}
 
 
-def _inter_token_latency(gaps_ps: FloatArray, counts: IntArray) -> dict[str, float | None]:
-    """Answer what `_latency` would of every gap: *gaps_ps*, each as often as *counts* says."""
-    if not len(gaps_ps):
-        return _latency("itl", np.empty(0))
-    order = np.argsort(gaps_ps, kind="stable")
-    seconds, counts = gaps_ps[order] / PS_PER_S, counts[order]
-    last_index = np.cumsum(counts) - 1
+def _inter_token_latency(gaps: GapStatistics) -> dict[str, float | None]:
+    """Answer what `_latency` would of the list of all gaps."""
+    keys = _latency_keys("itl")
+    if not gaps.count:
+        return dict.fromkeys(keys)
+    median, p99 = (gaps.percentiles_ps[percent] for percent in PERCENTILES)
+    values = (gaps.mean_ps, median, gaps.std_ps, p99)
+    return {key: value / PS_PER_S * 1e3 for key, value in zip(keys, values, strict=True)}
 
-    def percentile(percent: int) -> float:
-        # Linear between the two neighbouring gaps of the sorted list, as np.percentile.
-        position = percent / 100 * last_index[-1]
-        below, above = seconds[np.searchsorted(last_index, [int(position), -int(-position // 1)])]
-        return float(below + (above - below) * (position - int(position)))
 
-    mean = float(np.average(seconds, weights=counts))
-    std = float(np.sqrt(np.average((seconds - mean) ** 2, weights=counts)))
-    median, p99 = (percentile(percent) for percent in PERCENTILES)
-    keys = [f"{kind}_itl_ms" for kind in ("mean", "median", "std", "p99")]
-    return {key: value * 1e3 for key, value in zip(keys, (mean, median, std, p99), strict=True)}
+def _latency_keys(name: str) -> list[str]:
+    return [f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99")]
 
 
 def _peak_per_second(start: FloatArray, end: FloatArray) -> int:

@@ -1,14 +1,22 @@
-"""Step rows added up: integrals over time, counts, and the gaps between tokens."""
+"""Step rows added up: integrals over time, counts, and when and how often tokens come.
 
-from collections.abc import Mapping
+A row is a run of steps, of which step j lasts ``first_step_ps + j * increment_ps``. No row is ever
+expanded to its steps: time and memory follow rows (and simulated seconds), never tokens.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sim.gaps import FloatArray, GapStatistics, describe, gather
+from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray
 
-FloatArray = npt.NDArray[np.float64]
+Rows = Mapping[str, npt.NDArray[Any]]
+"""Columns of step rows by name (`sim.metrics`); integers of any width, times in picoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +26,11 @@ class Totals:
     The counts without a description are sums of the step rows' columns of that name.
 
     Attributes:
-        slot_time: slots in each of `sim.metrics.SLOT_STATES`, integrated over time.
+        slot_time: slots in each state, integrated over time.
         running_time: running requests, integrated over time.
         waiting_time: time that requests spent in the queue, first wait and later ones.
         duration_ps: from the first arrival to the end of the last step.
-        inter_token_ps: distinct gaps between a token and the next of its request, and how many.
+        inter_token: gaps between a token and the next of its request.
         tokens_in_second: tokens sampled in each second since the first served request arrived.
     """
 
@@ -33,7 +41,7 @@ class Totals:
     waiting_time: int
     max_running: int
     max_held_slots: int
-    inter_token_ps: tuple[FloatArray, IntArray]
+    inter_token: GapStatistics
     tokens_in_second: IntArray
     num_admitted: int
     num_resumed: int
@@ -61,11 +69,14 @@ COUNTS = (
 )
 """Counter columns of the step rows; the fields of `Totals` with these names are their sums."""
 
+BLOCK = 1 << 16
+"""Seconds looked at together where rows last longer: bounds the memory for one very long row."""
+
 
 def add_up(
-    rows: Mapping[str, IntArray],
-    slots: Mapping[str, FloatArray],
+    chunks: Sequence[Rows],
     *,
+    slot_states: Sequence[str],
     extra_gaps: Mapping[int, int],
     first_served_ps: int,
     duration_ps: int,
@@ -74,49 +85,148 @@ def add_up(
     """Answer the totals of a run.
 
     Args:
-        rows: integer columns of the step rows (`sim.metrics`), times in picoseconds.
-        slots: time-weighted slots of each row, by state.
+        chunks: the step rows, in pieces of any size; read more than once.
+        slot_states: ``kv_<state>_slots`` is the column of time-weighted slots in each state.
         extra_gaps: gaps between tokens (ps) that are no step's duration, and how many: preemptions.
         first_served_ps: arrival of the first request served.
         duration_ps: from the first arrival to the end of the last step.
         waiting_time: see `Totals`.
     """
-    duration = rows["duration_ps"].astype(np.float64)
-    ends, gaps, weights, sampled = _expand(rows)
-    extra = sorted(extra_gaps.items())
-    gaps = np.concatenate([gaps, np.array([gap for gap, _ in extra], dtype=np.float64)])
-    weights = np.concatenate([weights, np.array([n for _, n in extra], dtype=np.int64)])
-    seconds = ((ends - first_served_ps) // PS_PER_S).astype(np.int64)
+
+    def integral(name: str) -> float:
+        # Not a dot product: how that rounds, and how long it takes, depends on BLAS's threads.
+        products = (chunk[name] * chunk["duration_ps"].astype(np.float64) for chunk in chunks)
+        return sum((float(product.sum()) for product in products), start=0.0)
+
+    def total(name: str) -> int:
+        return sum(int(chunk[name].sum(dtype=np.int64)) for chunk in chunks)
+
+    def most(name: str) -> int:
+        return max((int(chunk[name].max(initial=0)) for chunk in chunks), default=0)
+
     return Totals(
-        num_steps=int(rows["num_steps"].sum()),
+        num_steps=total("num_steps"),
         duration_ps=duration_ps,
-        slot_time={state: float(values @ duration) for state, values in slots.items()},
-        running_time=float(rows["running"] @ duration),
+        slot_time={state: integral(f"kv_{state}_slots") for state in slot_states},
+        running_time=integral("running"),
         waiting_time=waiting_time,
-        max_running=int(rows["running"].max(initial=0)),
-        max_held_slots=int(rows["held_slots"].max(initial=0)),
-        inter_token_ps=(gaps[weights > 0], weights[weights > 0]),
-        tokens_in_second=np.bincount(seconds, weights=sampled).astype(np.int64),
-        **{name: int(rows[name].sum()) for name in COUNTS},
+        max_running=most("running"),
+        max_held_slots=most("held_slots"),
+        inter_token=describe(gather(chunks, extra_gaps)),
+        tokens_in_second=_tokens_in_second(chunks, first_served_ps),
+        **{name: total(name) for name in COUNTS},
     )
 
 
-def _expand(
-    rows: Mapping[str, IntArray],
-) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
-    """Answer, for every single step, its end and duration (ps), decodes, and tokens sampled.
+def _tokens_in_second(chunks: Sequence[Rows], first_served_ps: int) -> IntArray:
+    """Answer the tokens sampled in each second; those of a step count where it ends.
 
-    Inside a run durations grow linearly from ``first_step_ps`` to the known sum.
+    The ends of steps within a row are counted from its start, which is rounded down to picoseconds.
     """
-    num_steps = rows["num_steps"]
-    position = np.arange(num_steps.sum()) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
-    first = rows["first_step_ps"].astype(np.float64)
-    rest = rows["duration_ps"] - num_steps * first
-    increment = np.repeat(2 * rest / np.maximum(num_steps * (num_steps - 1), 1), num_steps)
-    first = np.repeat(first, num_steps)
-    before = position + 1
-    ends = np.repeat(rows["start_ps"], num_steps) + before * first
-    ends += increment * (before * (before - 1) // 2)
-    decodes = np.repeat(rows["num_decodes"], num_steps)
-    sampled = decodes + np.repeat(rows["num_sampled_prefills"], num_steps)
-    return ends, first + increment * position, decodes, sampled.astype(np.float64)
+    ends = (_Runs.of(chunk, first_served_ps).end_ps for chunk in chunks)
+    end_ps = max((int(end.max(initial=-1)) for end in ends), default=-1)
+    tokens = np.zeros(end_ps // PS_PER_S + 1, dtype=np.int64)
+    for chunk in chunks:
+        runs = _Runs.of(chunk, first_served_ps)
+        last = runs.end_ps // PS_PER_S
+        # All tokens of a run in its last second; then, for each second that begins within the run,
+        # those of the steps that ended before are one second earlier.
+        sampled = runs.num_steps * runs.num_decodes + runs.num_sampled_prefills
+        np.add.at(tokens, last, sampled)
+        begun = last - runs.start_ps // PS_PER_S
+        num_pairs = np.cumsum(begun)
+        for block in range(0, int(begun.sum()), BLOCK):
+            pair = np.arange(block, min(block + BLOCK, int(num_pairs[-1])))
+            index = np.searchsorted(num_pairs, pair, side="right")
+            later: IntArray = num_pairs[index] - 1 - pair  # seconds that begin later in the run
+            second = last[index] - later
+            some = runs.at(index)
+            earlier = some.num_decodes * some.ended_before(second * PS_PER_S - some.start_ps)
+            np.add.at(tokens, second - 1, earlier)
+            np.add.at(tokens, second, -earlier)
+    return tokens
+
+
+class _Ticks(NamedTuple):
+    """Times in whole picoseconds and ticks below one; together they may exceed 64 bits of ticks."""
+
+    ps: IntArray
+    ticks: IntArray
+
+    @classmethod
+    def of(cls, times_ps: FloatArray) -> "_Ticks":
+        """Answer *times_ps* in ticks, as they were before: float64 holds a tick up to 0.4 s."""
+        whole = np.floor(times_ps)
+        ticks = np.rint((times_ps - whole) * TICKS_PER_PS)
+        return cls(whole.astype(np.int64), ticks.astype(np.int64))
+
+
+class _Runs(NamedTuple):
+    """The rows with steps; *start_ps* counts from the arrival of the first served request."""
+
+    num_steps: IntArray
+    start_ps: IntArray
+    duration_ps: IntArray
+    first: FloatArray
+    increment: FloatArray
+    num_decodes: IntArray
+    num_sampled_prefills: IntArray
+
+    @classmethod
+    def of(cls, rows: Rows, first_served_ps: int) -> "_Runs":
+        names = ("num_steps", "start_ps", "duration_ps", "num_decodes", "num_sampled_prefills")
+        busy = rows["num_steps"] > 0
+        num_steps, start, duration, decodes, sampled = (
+            rows[name][busy].astype(np.int64) for name in names
+        )
+        first, increment = (rows[name][busy] for name in ("first_step_ps", "increment_ps"))
+        start -= first_served_ps
+        return cls(num_steps, start, duration, first, increment, decodes, sampled)
+
+    @property
+    def end_ps(self) -> IntArray:
+        """When the last step of each run ends."""
+        return self.start_ps + self.duration_ps
+
+    def at(self, index: IntArray) -> "_Runs":
+        """Answer the runs at *index*."""
+        return _Runs._make(column[index] for column in self)
+
+    def ended_before(self, limit_ps: IntArray) -> IntArray:
+        """Answer how many steps of each run end sooner than *limit_ps* after its start.
+
+        *limit_ps* lies within the run, so that its last step does not.
+        """
+        first, increment = _Ticks.of(self.first), _Ticks.of(self.increment)
+        most = self.num_steps - 1
+
+        def elapsed(num_steps: IntArray) -> IntArray:
+            return _elapsed_ps(num_steps, first, increment)
+
+        # The root of increment / 2 n^2 + (first - increment / 2) n - limit, then mend the rounding.
+        b = self.first - self.increment / 2
+        root = b + np.sqrt(b**2 + 2 * self.increment * limit_ps)
+        guess = 2 * limit_ps / np.maximum(root, 1e-4)
+        ended = np.clip(guess, 0, most).astype(np.int64)
+        while (late := (ended > 0) & (elapsed(ended) >= limit_ps)).any():
+            ended -= late
+        while (early := (ended < most) & (elapsed(ended + 1) < limit_ps)).any():
+            ended += early
+        return ended
+
+
+def _elapsed_ps(num_steps: IntArray, first: _Ticks, increment: _Ticks) -> IntArray:
+    """Answer how long the first *num_steps* steps last, in whole picoseconds, rounded down.
+
+    In integers: an int64 holds any run's picoseconds, but neither its ticks nor does a double hold
+    all picoseconds, and a step may well end exactly where a second does.
+    """
+    half, other = num_steps // 2, num_steps - 1 + num_steps % 2
+    # Step j has j increments: half * other in all. Divided by TICKS_PER_PS before they are
+    # multiplied by ticks, which could overflow.
+    rest = half % TICKS_PER_PS * other
+    quotient = half // TICKS_PER_PS * other + rest // TICKS_PER_PS
+    ticks = num_steps * first.ticks + rest % TICKS_PER_PS * increment.ticks
+    whole = num_steps * first.ps + half * other * increment.ps + quotient * increment.ticks
+    elapsed: IntArray = whole + ticks // TICKS_PER_PS
+    return elapsed

@@ -13,10 +13,10 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "config", "request", "tables", "totals", "arrow"),
+    ("columns", "errors", "config", "request", "tables", "gaps", "arrow"),
     ("hardware", "models"),
     ("kv_spec", "timing"),
-    ("allocators",),
+    ("allocators", "totals"),
     ("scheduler", "options"),
     ("settings",),
     ("metrics",),

@@ -143,8 +143,7 @@ def test_preemption_does_not_inflate_the_throughput() -> None:
     assert result.recorder.totals.recomputed_tokens == total_lost > 0
     assert sum(row["num_output_tokens"] for row in requests_of(result)) == outputs.sum()
     assert result.recorder.totals.tokens_in_second.sum() == outputs.sum()
-    _, counts = result.recorder.totals.inter_token_ps
-    assert counts.sum() == outputs.sum() - len(trace)
+    assert result.recorder.totals.inter_token.count == outputs.sum() - len(trace)
 
 
 def test_prefix_caching_under_preemption_does_not_inflate_the_throughput() -> None:
@@ -172,7 +171,7 @@ def test_prefix_caching_under_preemption_does_not_inflate_the_throughput() -> No
     assert sum(row["num_cached_tokens"] for row in requests_of(result)) == totals.prefix_cache_hits
     assert sum(row["num_output_tokens"] for row in requests_of(result)) == outputs.sum()
     assert totals.tokens_in_second.sum() == outputs.sum()
-    assert totals.inter_token_ps[1].sum() == outputs.sum() - len(trace)
+    assert totals.inter_token.count == outputs.sum() - len(trace)
 
 
 # ---- No setting without effect -------------------------------------------------------------------
