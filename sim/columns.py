@@ -47,7 +47,7 @@ def _narrow(column: Column) -> Column:
     """Answer a copy in the narrowest type that holds every number exactly."""
     low, high = column.min(initial=0), column.max(initial=0)
     if column.dtype.kind == "f":
-        return column.astype(np.int8 if low == high == 0 else np.float64)
+        return column.astype(np.float16 if low == high == 0 else np.float64)
     # Signed, so that a difference of two columns is what it looks like.
     for kind in (np.int8, np.int16, np.int32):
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:

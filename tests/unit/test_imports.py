@@ -47,7 +47,7 @@ ONLY_IN = {
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {"sim/comparison.py"},
-    "pyarrow": {"sim/arrow.py", "sim/results.py", "sim/metrics.py"},
+    "pyarrow": {"sim/result_tables.py", "sim/arrow.py", "sim/results.py"},
     "matplotlib": {"sim/plots.py"},
     "pandas": {"sim/plots.py"},
     "torch": set[str](),
