@@ -334,13 +334,18 @@ def test_a_full_disk_leaves_old_files_whole(
     kvsim(*flags, "-o", tmp_path / "new")
     new = {name: (tmp_path / "new" / name).read_bytes() for name in names}
 
-    real_table, real_json = pa.parquet.write_table, msgspec.json.format
+    real_json = msgspec.json.format
 
-    def failing_table(table: pa.Table, path: Path) -> None:
-        if names[nth].partition(".")[0] in path.name:
-            path.write_bytes(b"half")
-            raise FULL
-        real_table(table, path)
+    class FailingWriter(pa.parquet.ParquetWriter):  # type: ignore[misc]  # has no types
+        def __init__(self, path: Path, schema: pa.Schema) -> None:
+            super().__init__(path, schema)
+            self.path = path
+
+        def write_table(self, table: pa.Table) -> None:
+            if names[nth].partition(".")[0] in self.path.name:
+                self.path.write_bytes(b"half")
+                raise FULL
+            super().write_table(table)
 
     written = iter(names[2:])
 
@@ -349,7 +354,7 @@ def test_a_full_disk_leaves_old_files_whole(
             raise FULL
         return real_json(data, indent=indent)
 
-    monkeypatch.setattr(pa.parquet, "write_table", failing_table)
+    monkeypatch.setattr(pa.parquet, "ParquetWriter", FailingWriter)
     monkeypatch.setattr(msgspec.json, "format", failing_json)
     done = kvsim(*flags, "-o", out)
     monkeypatch.undo()
