@@ -44,6 +44,7 @@ class PeerTime(NamedTuple):
     """The best of a contender's turns; *seconds* is None if it failed or did not end in time."""
 
     name: str
+    package: str
     version: str
     requests: int
     seconds: float | None
@@ -139,8 +140,8 @@ def race(
                 before = best[contender.name]
                 best[contender.name] = min(seconds, before or seconds)
     return [
-        PeerTime(contender.name, _version(contender), num_requests, best[contender.name])
-        for contender in entered
+        PeerTime(each.name, each.package, _version(each), num_requests, best[each.name])
+        for each in entered
     ]
 
 
