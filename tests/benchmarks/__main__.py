@@ -51,22 +51,27 @@ def _cpu() -> str:
     return models[0] if models else platform.processor()
 
 
-def _git_commit() -> str | None:
-    """Answer the commit measured, with a mark if files differ from it; None without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    return done.stdout.strip()
 
 
-def _manifest(peers: Sequence[PeerTime], repeats: int, *, quick: bool) -> dict[str, Any]:
+def _git_commit() -> str | None:
+    """Answer the commit measured, marked if the code differs from it; None without git."""
+    changed = _git("status", "--porcelain", "--", "sim", "workloads", "tests/benchmarks")
+    commit = _git("rev-parse", "HEAD")
+    return commit + ("-dirty" if changed else "") if commit else None
+
+
+def _manifest(commit: str | None, peers: Sequence[PeerTime], repeats: int) -> dict[str, Any]:
     return {
-        "git_commit": _git_commit(),
+        "git_commit": commit,
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},
         "peers": {got.package: got.version for got in peers if got.package != "kvsim"},
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
         "repeats": repeats,
-        "quick": quick,
     }
 
 
@@ -101,6 +106,7 @@ def main() -> None:
     usual = "kvsim-results/performance" if quick else "results/performance"
     folder: Path = arguments.output_dir or REPOSITORY / usual
     folder.mkdir(parents=True, exist_ok=True)
+    commit = _git_commit()
 
     measurements = list(_loops(QUICK if quick else WORKLOADS, arguments.repeats))
     processes = list(_processes(arguments.repeats))
@@ -114,7 +120,7 @@ def main() -> None:
         *peer_rows(peers),
     ]
     _write(rows, folder / "summary.csv")
-    write_json(folder / "manifest.json", _manifest(peers, arguments.repeats, quick=quick))
+    write_json(folder / "manifest.json", _manifest(commit, peers, arguments.repeats))
     draw(folder / "summary.csv", folder)
     print(_targets(rows))
 
