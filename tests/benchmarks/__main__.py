@@ -9,6 +9,7 @@ import csv
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,14 @@ from tests.benchmarks.measure import Measurement
 from tests.benchmarks.peers import PeerTime, add_arguments, contenders, race, table
 from tests.benchmarks.process import HEADER as PROCESS_HEADER
 from tests.benchmarks.process import ProcessTime, console_script, measure_processes
-from tests.benchmarks.summary import Row, growth_rows, loop_rows, peer_rows, process_rows
+from tests.benchmarks.summary import (
+    Row,
+    growth_rows,
+    loop_rows,
+    missing_rows,
+    peer_rows,
+    process_rows,
+)
 from tests.benchmarks.workloads import QUICK, REPOSITORY, WORKLOADS, Workload
 
 PACKAGES = ("kvsim", "numpy", "pandas", "pyarrow", "simpy", "msgspec", "matplotlib")
@@ -64,14 +72,18 @@ def _git_commit() -> str | None:
     return commit + ("-dirty" if changed else "") if commit else None
 
 
-def _manifest(commit: str | None, peers: Sequence[PeerTime], repeats: int) -> dict[str, Any]:
+def _setting() -> dict[str, Any]:
+    """Answer what is measured and where, as it is before the start."""
     return {
-        "git_commit": commit,
+        "git_commit": _git_commit(),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},
-        "peers": {got.package: got.version for got in peers if got.package != "kvsim"},
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
-        "repeats": repeats,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+            "load_average": round(os.getloadavg()[0], 1),
+        },
     }
 
 
@@ -94,33 +106,55 @@ def _targets(rows: Sequence[Row]) -> str:
     return tabulate(shown, headers, "simple", floatfmt=",.4g", missingval="-")
 
 
-def main() -> None:
-    """Measure, print and write; the table of targets comes last."""
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer requests, no real traces")
     parser.add_argument("--repeats", type=int, default=3, help="of which the best [default: 3]")
+    parser.add_argument(
+        "--max-requests",
+        type=int,
+        default=sys.maxsize,
+        metavar="N",
+        help="leave larger workloads out",
+    )
     parser.add_argument("-o", "--output-dir", type=Path, metavar="DIR")
     add_arguments(parser)
-    arguments = parser.parse_args()
-    quick: bool = arguments.quick
-    usual = "kvsim-results/performance" if quick else "results/performance"
+    return parser.parse_args()
+
+
+def _race(arguments: argparse.Namespace) -> list[PeerTime]:
+    num_requests = 2_000 if arguments.quick else 20_000
+    times = race(contenders(arguments), num_requests, repeats=arguments.repeats)
+    print(table(times))
+    return times
+
+
+def main() -> None:
+    """Measure, print and write; the table of targets comes last."""
+    arguments = _parse()
+    usual = "kvsim-results/performance" if arguments.quick else "results/performance"
     folder: Path = arguments.output_dir or REPOSITORY / usual
     folder.mkdir(parents=True, exist_ok=True)
-    commit = _git_commit()
+    setting = _setting() | {"repeats": arguments.repeats}
 
-    measurements = list(_loops(QUICK if quick else WORKLOADS, arguments.repeats))
+    workloads = [
+        workload
+        for workload in (QUICK if arguments.quick else WORKLOADS)
+        if workload.num_requests <= arguments.max_requests
+    ]
+    measurements = list(_loops(workloads, arguments.repeats))
     processes = list(_processes(arguments.repeats))
-    entered = contenders(arguments)
-    peers = race(entered, 2_000 if quick else 20_000, repeats=arguments.repeats)
-    print(table(peers))
+    peers = _race(arguments)
     rows = [
         *loop_rows(measurements),
+        *missing_rows(measurements),
         *growth_rows(measurements),
         *process_rows(processes),
         *peer_rows(peers),
     ]
     _write(rows, folder / "summary.csv")
-    write_json(folder / "manifest.json", _manifest(commit, peers, arguments.repeats))
+    versions = {got.package: got.version for got in peers if got.package != "kvsim"}
+    write_json(folder / "manifest.json", {**setting, "peers": versions})
     draw(folder / "summary.csv", folder)
     print(_targets(rows))
 

@@ -95,6 +95,17 @@ def loop_rows(measurements: Iterable[Measurement]) -> Iterator[Row]:
         yield from held or [row._replace(measured=got.requests_per_s, unit=RATE)]
 
 
+def missing_rows(measurements: Sequence[Measurement]) -> Iterator[Row]:
+    """Answer the targets that nothing was measured for."""
+    done = {(got.workload, got.allocator, got.requests) for got in measurements}
+    whole = {(workload, allocator, None) for workload, allocator, _ in done}
+    for target in LOOP_TARGETS:
+        for allocator in target.allocators:
+            if (target.workload, allocator, target.requests) not in done | whole:
+                row = Row("loop", target.workload, allocator, target.requests)
+                yield _held(row, None, target.unit, target.bound, least=target.unit == RATE)
+
+
 def growth_rows(measurements: Sequence[Measurement]) -> Iterator[Row]:
     """Answer how time grows with ten times the requests, and with twice the output."""
     lengths = {w.roomy(length): length for length in w.OUTPUT_LENGTHS}
