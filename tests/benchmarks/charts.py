@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from sim.plots import COLORS
 from tests.benchmarks.workloads import AT_ONCE, AZURE_LIKE, OUTPUT_LENGTHS, roomy
@@ -17,8 +17,8 @@ MARKERS = {"paged": "o", "prefix": "s", "reserve-max": "^"}
 def read_loop(summary: Path) -> pd.DataFrame:
     """Answer one row a measurement of the loop."""
     rows = pd.read_csv(summary)
-    keys = ["workload", "allocator", "requests"]
-    return rows[rows["benchmark"] == "loop"].drop_duplicates(keys)
+    measured = rows[(rows["benchmark"] == "loop") & rows["seconds"].notna()]
+    return measured.drop_duplicates(["workload", "allocator", "requests"])
 
 
 def _curves(axes: Axes, rows: pd.DataFrame, x: str) -> None:
@@ -69,6 +69,7 @@ def by_requests(rows: pd.DataFrame) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("requests")
