@@ -119,11 +119,10 @@ class Engine:
         if self._on_scheduled is not None:
             self._on_scheduled(output)
         times = self._times(output)
-        start = self._clock
         self._clock += times.total
         finished = scheduler.update_from_output(output)
         recorder.on_step(
-            start, times, num_running, num_waiting, output, stats, scheduler.taken, finished
+            self._clock, times, num_running, num_waiting, output, stats, scheduler.taken, finished
         )
         if self._save_names:
             recorder.on_names(output, scheduled, finished, self._allocator.stats())
@@ -142,10 +141,9 @@ class Engine:
         """Answer how many of *num_steps* may pass before an arrival has to be looked at."""
         if self._next_request is None or not self._scheduler.admits_arrivals or num_steps == 1:
             return num_steps
-        num_decodes = self._scheduler.num_decodes
-        fixed, per_context = self._step_time.decode_line(num_decodes)
-        first = fixed + per_context * self._scheduler.decode_context
-        increment = per_context * num_decodes
+        first, increment = self._decode_times(
+            self._scheduler.num_decodes, self._scheduler.decode_context
+        )
         left = self._next_arrival - self._clock
         if num_steps * first + increment * (num_steps * (num_steps - 1) // 2) <= left:
             return num_steps
@@ -156,14 +154,17 @@ class Engine:
         if output.prefills:
             time = self._step_time.step_time(output.batch)
             return StepTimes(time, 0, 1, time)
-        num_decodes, num_steps = output.num_decodes, output.num_steps
-        if not num_decodes:
+        num_steps = output.num_steps
+        if not output.num_decodes:
             return StepTimes(0, 0, 1, 0)
-        fixed, per_context = self._step_time.decode_line(num_decodes)
-        first = fixed + per_context * output.decode_context
-        increment = per_context * num_decodes
+        first, increment = self._decode_times(output.num_decodes, output.decode_context)
         total = num_steps * first + increment * (num_steps * (num_steps - 1) // 2)
         return StepTimes(first, increment, num_steps, total)
+
+    def _decode_times(self, num_decodes: int, decode_context: int) -> tuple[int, int]:
+        """Answer the time of a step that only decodes, and what each step after it lasts longer."""
+        fixed, per_context = self._step_time.decode_line(num_decodes)
+        return fixed + per_context * decode_context, per_context * num_decodes
 
 
 def steps_until(ticks: int, first: int, increment: int) -> int:

@@ -47,9 +47,7 @@ _REQUEST_COLUMNS = (
     "finish_ps",
 )
 _STEP_COLUMNS = (
-    "step",
     "num_steps",
-    "start_ps",
     "duration_ps",
     "running",
     "waiting",
@@ -58,14 +56,16 @@ _STEP_COLUMNS = (
     "num_prefill_tokens",
     "num_late_decodes",
     "num_sampled_prefills",
-    *COUNTS,
+    "num_admitted",
+    "num_finished",
     "live",
     "held_slots",
     "internal",
     "cached",
     "external",
 )
-_MEAN_COLUMNS = ("first_step_ps", "increment_ps", "held_taken", "internal_taken", "cached_taken")
+_RARE_COLUMNS = ("row", *(name for name in COUNTS if name not in _STEP_COLUMNS))
+_RUN_COLUMNS = ("first_step_ps", "increment_ps", "held_taken", "internal_taken", "cached_taken")
 _SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
 CHUNK_ROWS = 1 << 15
 """Step rows that are kept as they came; older ones are packed."""
@@ -92,7 +92,9 @@ class Recorder:
         self._now_ps = self._start_ps
         self._first_served_ps = UNSET
         self._steps = Rows(_STEP_COLUMNS, "q")
-        self._means = Rows(_MEAN_COLUMNS, "d")
+        self._rare = Rows(_RARE_COLUMNS, "q")  # of the rows that have any
+        self._runs = Rows(_RUN_COLUMNS, "d")  # of the rows of several steps
+        self._row = 0  # of those not packed
         self._requests = Rows(_REQUEST_COLUMNS, "q")
         self._refused: dict[int, str] = {}
         self._names: list[tuple[str, ...]] = []
@@ -111,8 +113,6 @@ class Recorder:
         now_ps, until_ps = self._now_ps, until // TICKS_PER_PS
         if until_ps > now_ps:
             row = dict.fromkeys(_STEP_COLUMNS, 0) | {
-                "step": self.num_steps,
-                "start_ps": now_ps,
                 "duration_ps": until_ps - now_ps,
                 "live": stats.live,
                 "held_slots": stats.held,
@@ -121,12 +121,12 @@ class Recorder:
                 "external": stats.external,
             }
             self._steps.add(row.values())
-            self._means.add((0.0,) * len(_MEAN_COLUMNS))
+            self._row += 1
             self._now_ps = until_ps
 
     def on_step(
         self,
-        start: int,
+        end: int,
         times: StepTimes,
         num_running: int,
         num_waiting: int,
@@ -137,43 +137,32 @@ class Recorder:
     ) -> None:
         """Note one step or run of steps that has ended.
 
-        *start* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
+        *end* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
         memory of all steps of the run, *taken* what they took.
         """
-        step = self.num_steps
-        first, increment, num_steps, total = times
-        start_ps, end_ps = start // TICKS_PER_PS, (start + total) // TICKS_PER_PS
+        step, start_ps, end_ps = self.num_steps, self._now_ps, end // TICKS_PER_PS
         if end_ps > MAX_PS:
             raise ConfigError(
                 f"the run reaches {end_ps / PS_PER_S:.3g} simulated seconds, "
                 f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
             )
+        num_steps = times.num_steps
         _, live, reserved, internal, cached, _, external = stats
         chunks = output.batch.prefills
         num_prefills = len(output.prefills)
         self._steps.add(
             (
-                step,
                 num_steps,
-                start_ps,
                 end_ps - start_ps,
                 num_running,
                 num_waiting,
                 output.num_decodes,
                 num_prefills,
-                sum([chunk for chunk, _ in chunks]),
+                sum([chunk for chunk, _ in chunks]) if chunks else 0,
                 num_prefills - len(chunks),
                 len(output.sampled),
                 len(output.admitted),
-                len(output.resumed),
-                len(output.preempted),
                 len(finished),
-                output.num_refusals,
-                output.recomputed_tokens,
-                output.prefix_cache_queries,
-                output.prefix_cache_hits,
-                output.preempted_cache_queries,
-                output.preempted_cache_hits,
                 live,
                 live + reserved + internal,
                 internal,
@@ -181,20 +170,27 @@ class Recorder:
                 external,
             )
         )
-        means = [first / TICKS_PER_PS, increment / TICKS_PER_PS, 0.0, 0.0, 0.0]
-        if num_steps > 1 and taken is not NOTHING_TAKEN:
-            means[2:] = [(first * j + increment * pairs) / total for j, pairs in taken]
-        self._means.add(means)
-        if num_prefills:
-            self._on_prefills(output, step, start_ps, end_ps)
-        if output.preempted:
-            self._on_preempted(output, step, start_ps)
         self._now_ps = end_ps
         self.num_steps = step + num_steps
+        if num_steps > 1:
+            self._on_run(times, taken)
+        if num_prefills:
+            self._on_prefills(output, step, start_ps, end_ps)
+        if (
+            output.num_refusals  # whoever is preempted was in the way of one
+            or output.prefix_cache_queries
+            or output.resumed
+            or output.recomputed_tokens
+        ):
+            self._on_rare(output)
+        if output.preempted:
+            self._on_preempted(output, step, start_ps)
         if finished:
             self._on_finished(finished, end_ps)
-        if len(self._steps) >= CHUNK_ROWS:
-            for rows in (self._steps, self._means, self._requests):
+        self._row += 1
+        if self._row == CHUNK_ROWS:
+            self._row = 0
+            for rows in (self._steps, self._rare, self._runs, self._requests):
                 rows.pack()
 
     def on_names(
@@ -240,10 +236,31 @@ class Recorder:
 
         ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
         """
-        return [
-            steps | means | _slots(steps, means, self.capacity)
-            for steps, means in zip(self._steps.chunks(), self._means.chunks(), strict=True)
-        ]
+        chunks = []
+        step, now_ps = 0, self._start_ps
+        for steps, rare, runs in zip(
+            self._steps.chunks(), self._rare.chunks(), self._runs.chunks(), strict=True
+        ):
+            columns = dict(steps)
+            for name in _RARE_COLUMNS[1:]:
+                columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
+                columns[name][rare["row"]] = rare[name]
+            single = steps["num_steps"] == 1
+            for name in _RUN_COLUMNS:
+                columns[name] = np.zeros(len(single))
+                columns[name][steps["num_steps"] > 1] = runs[name]
+            columns["first_step_ps"][single] = steps["duration_ps"][single]
+            last_steps = step + np.cumsum(steps["num_steps"], dtype=np.int64)
+            ends = now_ps + np.cumsum(steps["duration_ps"], dtype=np.int64)
+            columns["step"], columns["start_ps"] = (
+                last_steps - steps["num_steps"],
+                ends - steps["duration_ps"],
+            )
+            if len(ends):
+                step, now_ps = int(last_steps[-1]), int(ends[-1])
+            columns |= _slots(columns, self.capacity)
+            chunks.append(columns)
+        return chunks
 
     @property
     def names(self) -> Sequence[tuple[str, ...]]:
@@ -265,6 +282,33 @@ class Recorder:
             first_served_ps=self._first_served_ps,
             duration_ps=self._now_ps - self._start_ps,
             waiting_time=self._waiting_ps,
+        )
+
+    def _on_run(self, times: StepTimes, taken: Taken) -> None:
+        first, increment, _, total = times
+        held = internal = cached = 0.0
+        if taken is not NOTHING_TAKEN:
+            (j, pairs), on_last_blocks, evicted = taken
+            held = (first * j + increment * pairs) / total
+            if on_last_blocks[0]:
+                internal = (first * on_last_blocks[0] + increment * on_last_blocks[1]) / total
+            if evicted[0]:
+                cached = (first * evicted[0] + increment * evicted[1]) / total
+        self._runs.add((first / TICKS_PER_PS, increment / TICKS_PER_PS, held, internal, cached))
+
+    def _on_rare(self, output: SchedulerOutput) -> None:
+        self._rare.add(
+            (
+                self._row,
+                len(output.resumed),
+                len(output.preempted),
+                output.num_refusals,
+                output.recomputed_tokens,
+                output.prefix_cache_queries,
+                output.prefix_cache_hits,
+                output.preempted_cache_queries,
+                output.preempted_cache_hits,
+            )
         )
 
     def _on_prefills(self, output: SchedulerOutput, step: int, start_ps: int, end_ps: int) -> None:
@@ -307,34 +351,27 @@ class Recorder:
         self.num_done += len(finished)
 
 
-def _slots(steps: Columns, means: Columns, capacity: int) -> Columns:
+def _slots(rows: Columns, capacity: int) -> Columns:
     """Answer the slots in each of `SLOT_STATES`, averaged over the time of each row.
 
-    *steps* has the slots at the end of a run. What was taken in step j of it was not held before;
+    *rows* have the slots at the end of a run. What was taken in step j of it was not held before;
     every step writes one token a decoding request.
     """
-    n, decodes, live, held, internal, cached, external = (
-        steps[name].astype(np.float64)
-        for name in (
-            "num_steps",
-            "num_decodes",
-            "live",
-            "held_slots",
-            "internal",
-            "cached",
-            "external",
-        )
+    live, held, internal, cached, external = (
+        rows[name].astype(np.float64)
+        for name in ("live", "held_slots", "internal", "cached", "external")
     )
-    first, increment = means["first_step_ps"], means["increment_ps"]
+    n = rows["num_steps"].astype(np.float64)
+    first, increment = rows["first_step_ps"], rows["increment_ps"]
     pairs = n * (n - 1) / 2
     total = first * n + increment * pairs
     # The sum over steps j of j times the time of step j.
     first_moment = first * pairs + increment * pairs * (2 * n - 1) / 3
     later = np.divide(first_moment, total, out=np.zeros(len(n)), where=n > 1)
-    live -= np.where(n > 1, decodes * (n - 1 - later), 0)
-    held -= means["held_taken"]
-    internal -= means["internal_taken"]
-    cached += means["cached_taken"]
+    live -= np.where(n > 1, rows["num_decodes"] * (n - 1 - later), 0)
+    held -= rows["held_taken"]
+    internal -= rows["internal_taken"]
+    cached += rows["cached_taken"]
     values = (
         live,
         held - live - internal,

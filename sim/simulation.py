@@ -1,6 +1,8 @@
 """Assemble one run from its configuration: pool, allocator, scheduler, step time, engine."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -114,7 +116,7 @@ class Simulation:
             line = {"step": self.result.recorder.num_steps, "blocks": tables}
             block_tables.write(msgspec.json.encode(line).decode() + "\n")
 
-        Engine(
+        engine = Engine(
             trace=self.result.trace,
             scheduler=self._scheduler,
             allocator=self.allocator,
@@ -125,5 +127,19 @@ class Simulation:
             save_names=self._save_steps,
             on_scheduled=write_block_tables if block_tables else None,
             on_step=on_step,
-        ).run()
+        )
+        with _few_collections():
+            engine.run()
         return self.result
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage seldom: a run makes no cycles, and its requests take long to search."""
+    before = gc.get_threshold()
+    if before[0]:  # else it is off
+        gc.set_threshold(max(before[0], 100_000), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
