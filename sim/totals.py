@@ -206,7 +206,7 @@ class _Runs(NamedTuple):
         # The root of increment / 2 n^2 + (first - increment / 2) n - limit, then mend the rounding.
         b = self.first - self.increment / 2
         root = b + np.sqrt(b**2 + 2 * self.increment * limit_ps)
-        guess = 2 * limit_ps / np.maximum(root, 1e-4)
+        guess = 2.0 * limit_ps / np.maximum(root, 1e-4)  # 2 * limit_ps may exceed 64 bits
         ended = np.clip(guess, 0, most).astype(np.int64)
         while (late := (ended > 0) & (elapsed(ended) >= limit_ps)).any():
             ended -= late

@@ -288,6 +288,7 @@ def test_order_statistics_of_long_runs(runs: list[Run], quantile: float) -> None
         Run(10**6, 9 * TICKS_PER_S // 4, 0),
         Run(10**6, TICKS_PER_S // 3 + 1, 17),
         Run(98830600, 3923209485515, 24, 2),  # a step ends one tick before 38785 s
+        Run(10**9, 9 * 10**13, 3, 3),  # nearly as long as a run can be
         Run(2**33, 1, 1),  # half the square of its steps overflows 64 bits
     ],
     ids=str,
