@@ -15,7 +15,8 @@ import simpy
 from sim.allocators.base import Allocator
 from sim.metrics import Recorder, StepTimes
 from sim.request import make_requests
-from sim.scheduler import Scheduler, SchedulerOutput
+from sim.scheduler import Scheduler
+from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, StepTimeModel
 from workloads.record import Trace
 
@@ -139,7 +140,8 @@ class Engine:
 
     def _max_steps(self, num_steps: int) -> int:
         """Answer how many of *num_steps* may pass before an arrival has to be looked at."""
-        if self._next_request is None or not self._scheduler.admits_arrivals or num_steps == 1:
+        scheduler = self._scheduler
+        if self._next_request is None or num_steps == 1 or not scheduler.admits_arrivals:
             return num_steps
         first, increment = self._decode_times(
             self._scheduler.num_decodes, self._scheduler.decode_context

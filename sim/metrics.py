@@ -13,7 +13,7 @@ from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
 from sim.columns import Columns, Rows
 from sim.errors import ConfigError
 from sim.request import UNSET, Request
-from sim.scheduler import SchedulerOutput
+from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS, Totals, add_up
 from workloads.record import PS_PER_S, Trace

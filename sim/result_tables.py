@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sim import arrow
@@ -86,3 +87,33 @@ def _step_columns(rows: Columns, block_size: int) -> dict[str, Any]:
         **{name: wide[name] for name in COUNTS},
         **{f"kv_{state}_slots": rows[f"kv_{state}_slots"] for state in SLOT_STATES},
     }
+
+
+def expand(steps: pa.Table) -> pa.Table:
+    """Answer one row a step of *steps*, rows of a step table: when it ran, and what it computed.
+
+    As long as there are steps, so select rows first. Idle time has no step. Columns: ``step``,
+    ``time`` and ``duration`` (seconds), ``running``, ``num_scheduled_reqs``,
+    ``num_scheduled_tokens``, ``num_prefill_tokens``, ``num_decode_tokens``.
+    """
+
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.repeat(steps[name].to_numpy(), num_steps)
+
+    num_steps = steps["num_steps"].to_numpy()
+    n = column("num_steps")
+    place = np.arange(len(n)) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
+    first = column("first_step_duration")
+    # The steps of a run last longer by the same amount each, and all of them are known.
+    increment = 2 * (column("duration") - n * first) / np.maximum(n * (n - 1), 1)
+    table: dict[str, Any] = {
+        "step": column("step") + place,
+        "time": column("time") + place * first + increment * (place * (place - 1) // 2),
+        "duration": first + place * increment,
+        "running": column("running"),
+    }
+    for name in ("reqs", "tokens"):
+        table[f"num_scheduled_{name}"] = column(f"num_scheduled_{name}") // n
+    for name in ("prefill", "decode"):
+        table[f"num_{name}_tokens"] = column(f"num_{name}_tokens") // n
+    return arrow.table(table)

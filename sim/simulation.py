@@ -17,7 +17,8 @@ from sim.hardware import get_gpu
 from sim.kv_spec import KVPool, size_kv_pool
 from sim.metrics import Recorder
 from sim.models import get_model
-from sim.scheduler import Scheduler, SchedulerOutput
+from sim.scheduler import Scheduler
+from sim.scheduler_output import SchedulerOutput
 from sim.timing import make_step_time
 from sim.timing.base import StepTimeModel
 from workloads.errors import did_you_mean

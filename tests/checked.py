@@ -15,7 +15,8 @@ from sim.allocators.base import Allocation, Allocator, HasBlockTables, MemorySta
 from sim.config import RunConfig, SchedulerConfig
 from sim.request import Request, RequestStatus
 from sim.result_tables import request_table, step_table
-from sim.scheduler import Scheduler, SchedulerOutput
+from sim.scheduler import Scheduler
+from sim.scheduler_output import SchedulerOutput
 from sim.simulation import RunResult, Simulation
 from workloads.record import Trace
 

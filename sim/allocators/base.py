@@ -15,7 +15,7 @@ class Allocation(NamedTuple):
         size: slots of that reservation, else 0.
     """
 
-    new_blocks: tuple[int, ...] = ()
+    new_blocks: Sequence[int] = ()
     start: int = -1
     size: int = 0
 

@@ -46,20 +46,29 @@ class PrefixKeys:
         """Answer the keys of the first *num_blocks* blocks; each is of the segment it ends in."""
         size, of_node = self._block_size, self._of_node
         keys: list[Keys] = []
-        first = 0
+        first = start = base = 0  # of a piece that goes on from segment to segment
         for node, num_tokens in request.segments():
-            end = min(num_tokens // size, num_blocks)
-            if first < end:
-                piece = of_node.get(node)
-                if piece is None:
-                    piece = of_node[node] = self._new(first, end)
+            end = num_tokens // size
+            if end > num_blocks:  # noqa: PLR1730  # min takes its time for every segment
+                end = num_blocks
+            if first == end:
+                continue
+            piece = of_node.get(node)
+            if piece is None:
+                piece = of_node[node] = self._new(first, end)
+            if piece.end != end or piece.base != base:
+                if start < first:
+                    keys.append(Keys(start, first, base))
                 if piece.end != end:
                     keys += self._pieces(node, end)
-                elif keys and keys[-1].base == piece.base:
-                    keys[-1] = Keys(keys[-1].first, end, piece.base)
-                else:
-                    keys.append(piece)
-                first = end
+                    first = start = end
+                    continue  # whatever follows begins a piece of its own
+                start, base = first, piece.base
+            first = end
+            if end == num_blocks:
+                break
+        if start < first:
+            keys.append(Keys(start, first, base))
         return keys
 
     def _new(self, first: int, end: int) -> Keys:
@@ -97,8 +106,17 @@ class BlockCache:
         # when it comes to the front, when somebody takes the block up again.
         self._entry_of: IntArray = np.empty(0, dtype=np.int64)
         self._num_entries = 0
+        self._iota: IntArray = np.arange(1024)
         # Private blocks, taken from the end; or (blocks, number of the first), from the front.
         self._queue: deque[list[int] | tuple[IntArray, int]] = deque()
+
+    def _numbers(self, first: int, end: int) -> IntArray:
+        """Answer the integers from *first* to *end* - 1."""
+        num = end - first
+        if num > len(self._iota):
+            self._iota = np.arange(2 * num)
+        numbers: IntArray = self._iota[:num] + first
+        return numbers
 
     def reserve(self, num_keys: int, num_blocks: int) -> None:
         """Make room for keys below *num_keys* and blocks below *num_blocks*."""
@@ -119,19 +137,19 @@ class BlockCache:
             if first >= num_blocks:
                 break
             num_found = min(end, num_blocks)
-            there = self._block_of[base + first : base + num_found] != NO_BLOCK
-            if not there.all():
-                return first + int(there.argmin())
+            there = self._block_of[base + first : base + num_found]
+            if np.count_nonzero(there) < len(there):
+                return first + int((there == NO_BLOCK).argmax())
         return num_found
 
     def find(self, keys: list[Keys], num_blocks: int) -> IntArray:
-        """Answer the first *num_blocks* blocks; `num_found` says that they are there."""
+        """Answer the first *num_blocks* blocks, as a copy; `num_found` says that they are there."""
         pieces = [
             self._block_of[base + first : base + min(end, num_blocks)]
             for first, end, base in keys
             if first < num_blocks
         ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
 
     def num_unheld(self, blocks: IntArray) -> int:
         """Answer how many of *blocks* nobody holds."""
@@ -146,26 +164,30 @@ class BlockCache:
         self.num_evictable -= len(unheld)
         return len(unheld)
 
-    def enter(self, keys: list[Keys], first: int, table: list[int]) -> None:
-        """Give keys to *table*, blocks *first* and on of a request, which is their one holder."""
-        end = first + len(table)
+    def enter(self, keys: list[Keys], first: int, blocks: IntArray) -> None:
+        """Give keys to *blocks*, number *first* and on of a request, which is their one holder."""
+        end = first + len(blocks)
+        self._ref_cnt[blocks] = 1
         for piece_first, piece_end, base in keys:
             start, stop = max(first, piece_first), min(end, piece_end)
             if start >= stop:
                 continue
-            blocks = np.array(table[start - first : stop - first])
-            self._key_of[blocks] = np.arange(base + start, base + stop)
-            self._ref_cnt[blocks] = 1
+            entered = blocks[start - first : stop - first]
+            self._key_of[entered] = self._numbers(base + start, base + stop)
             entries = self._block_of[base + start : base + stop]
-            there = entries != NO_BLOCK
-            if there.any():
-                for place in np.flatnonzero(there).tolist():
-                    key = base + start + place
-                    self._copies.setdefault(key, []).append(int(blocks[place]))
-                    self._has_copies[key] = True
-                entries[~there] = blocks[~there]
+            if np.count_nonzero(entries):
+                self._enter_copies(base + start, entries, entered)
             else:
-                entries[:] = blocks
+                entries[:] = entered
+
+    def _enter_copies(self, first_key: int, entries: IntArray, blocks: IntArray) -> None:
+        """Enter *blocks* under consecutive keys; some have their first block in *entries*."""
+        there = entries != NO_BLOCK
+        for place in np.flatnonzero(there).tolist():
+            key = first_key + place
+            self._copies.setdefault(key, []).append(int(blocks[place]))
+            self._has_copies[key] = True
+        entries[~there] = blocks[~there]
 
     def enter_private(self, blocks: list[int]) -> None:
         """Queue *blocks* that nobody will look for, the last one to be evicted first."""
@@ -179,7 +201,7 @@ class BlockCache:
         unheld = blocks[ref_cnt == 0]
         if len(unheld):
             first, self._num_entries = self._num_entries, self._num_entries + len(unheld)
-            self._entry_of[unheld] = np.arange(first, self._num_entries)
+            self._entry_of[unheld] = self._numbers(first, self._num_entries)
             self._queue.append((unheld, first))
             self.num_evictable += len(unheld)
         return len(unheld)
@@ -203,16 +225,20 @@ class BlockCache:
             blocks, first = entry
             window = max(missing, 32)  # stale entries may lie between
             ahead = blocks[:window]
-            valid = np.flatnonzero(self._entry_of[ahead] == np.arange(first, first + len(ahead)))
-            valid = valid[:missing]
-            num_passed = int(valid[-1]) + 1 if len(valid) == missing else len(ahead)
+            valid = (self._entry_of[ahead] == self._numbers(first, first + len(ahead))).nonzero()[0]
+            if len(valid) < missing:
+                num_passed = len(ahead)
+            else:
+                valid = valid[:missing]
+                num_passed = int(valid[-1]) + 1
             if num_passed == len(blocks):
                 self._queue.popleft()
             else:
                 self._queue[0] = (blocks[num_passed:], first + num_passed)
             if len(valid):
-                self._forget(ahead[valid])
-                evicted += ahead[valid].tolist()
+                taken = ahead[valid]
+                self._forget(taken)
+                evicted += taken.tolist()
                 num_keyed += len(valid)
         self.num_evictable -= num_blocks
         return evicted, num_keyed
@@ -221,9 +247,8 @@ class BlockCache:
         """Drop the keys of *blocks*; the next copy of a prefix takes the place of the first."""
         keys = self._key_of[blocks]
         self._key_of[blocks] = NO_KEY
-        self._entry_of[blocks] = NO_KEY
         copied = self._has_copies[keys]
-        if not copied.any():
+        if not np.count_nonzero(copied):
             self._block_of[keys] = NO_BLOCK
             return
         self._block_of[keys[~copied]] = NO_BLOCK

@@ -99,13 +99,14 @@ class PagedAllocator:
             if self.enable_caching:
                 self._after_grant(request, num_tokens)
             return NOTHING_NEW
-        num_held += num_new_computed_tokens // size
-        room = self._num_free - self._watermark_blocks if keep_watermark else self._num_free
-        if num_new_computed_tokens:
-            # Hit blocks that nobody holds leave the free list too: they need room like new ones.
-            room -= self._num_unheld_hits(request, num_new_computed_tokens)
         if full_sequence_must_fit:
             num_needed = -(-request.num_tokens // size)
+        num_hits = num_new_computed_tokens // size
+        num_held += num_hits
+        room = self._num_free - self._watermark_blocks if keep_watermark else self._num_free
+        if num_hits and num_needed - num_held > room - num_hits:
+            # Hit blocks that nobody holds leave the free list too: they need room like new ones.
+            room -= self._num_unheld_hits(request, num_new_computed_tokens)
         if num_needed - num_held > room:
             self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
             return None
@@ -119,7 +120,7 @@ class PagedAllocator:
         self._live += num_new_tokens
         if self.enable_caching:
             self._after_grant(request, num_tokens)
-        return Allocation(tuple(new_blocks))
+        return Allocation(new_blocks)
 
     def free(self, request: Request) -> None:
         """Take back its blocks, tail first (see `Allocator.free`)."""

@@ -17,6 +17,7 @@ from sim.allocators.block_cache import BlockCache, Keys, PrefixKeys
 from sim.allocators.paged import PagedAllocator
 from sim.kv_spec import NULL_BLOCKS, KVPool
 from sim.request import Request, RequestStatus
+from workloads.record import IntArray
 
 
 class PrefixCachingAllocator(PagedAllocator):
@@ -35,6 +36,7 @@ class PrefixCachingAllocator(PagedAllocator):
         self._prefix_keys = PrefixKeys(self.block_size)
         self._keys: dict[Request, list[Keys]] = {}
         self._num_keyed: dict[Request, int] = {}
+        self._keyed: dict[Request, list[IntArray]] = {}  # the first blocks of its table, in parts
         self._was_preempted: set[Request] = set()
         # Decoding requests that enter a key when they fill a block, by step modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
@@ -136,8 +138,10 @@ class PrefixCachingAllocator(PagedAllocator):
     def _hold_hits(self, request: Request, num_tokens: int) -> list[int]:
         num_blocks = self._num_keyed[request] = num_tokens // self.block_size
         if not num_blocks:
+            self._keyed[request] = []
             return []
         blocks = self._cache.find(self._keys_of(request), num_blocks)
+        self._keyed[request] = [blocks]
         num_unheld = self._cache.hold(blocks)
         self._num_evictable -= num_unheld
         self._num_free -= num_unheld
@@ -177,8 +181,10 @@ class PrefixCachingAllocator(PagedAllocator):
         """Enter blocks *first* to *end* of its table under their keys."""
         self._num_keyed[request] = end
         keys = self._keys_of(request)
+        blocks = np.array(self._tables[request][first:end])
+        self._keyed[request].append(blocks)
         self._cache.reserve(0, self._next_unused)
-        self._cache.enter(keys, first, self._tables[request][first:end])
+        self._cache.enter(keys, first, blocks)
 
     def _drop_filler(self, request: Request) -> None:
         phase = (-request.offset - 1) % self.block_size
@@ -195,10 +201,11 @@ class PrefixCachingAllocator(PagedAllocator):
             # It will look for its own blocks: give those that were private until now their keys.
             self._was_preempted.add(request)
             self._keys.pop(request, None)
-            self._tables[request] = table
-            self._enter(request, self._num_keyed[request], num_full)
-            del self._tables[request]
-        num_keyed = self._num_keyed.pop(request)
+            if self._num_keyed[request] < num_full:
+                self._tables[request] = table
+                self._enter(request, self._num_keyed[request], num_full)
+                del self._tables[request]
+        num_keyed, keyed = self._num_keyed.pop(request), self._keyed.pop(request)
         if num_full < len(table):
             self._returned.append(table[num_full])
         num_unheld = len(table) - num_keyed
@@ -206,7 +213,8 @@ class PrefixCachingAllocator(PagedAllocator):
             self._cache.enter_private(table[num_keyed:num_full])
         self._live -= request.num_computed_tokens - num_keyed * size
         if num_keyed:
-            num_freed = self._cache.release(np.array(table[num_keyed - 1 :: -1]))
+            blocks = np.concatenate(keyed) if len(keyed) > 1 else keyed[0]
+            num_freed = self._cache.release(blocks[::-1])
             self._live -= num_freed * size
             num_unheld += num_freed
         self._num_free += num_unheld

@@ -135,6 +135,7 @@ class RooflineStepTime:
         self._chunk_ps: float = 2 * heads * dim * num_bytes * byte_ps
         self._context_ps: float = 2 * kv_heads * dim * num_bytes * byte_ps
         self._lines: dict[int, DecodeLine] = {}
+        self._gemms_ps: dict[int, float] = {}
 
     def decode_attention_ps(self, num_decodes: int, decode_context: int) -> float:
         """Answer the time of one layer's decode attention, in picoseconds; 0 without decodes.
@@ -201,7 +202,9 @@ class RooflineStepTime:
         return line
 
     def _layer_gemms_ps(self, num_tokens: int) -> float:
-        layer = 0.0
-        for gemm in self.layer_gemms:
-            layer += gemm.time_ps(num_tokens)
+        """Answer the time of one layer's products; each number of tokens is computed once."""
+        layer = self._gemms_ps.get(num_tokens)
+        if layer is None:
+            layer = sum((gemm.time_ps(num_tokens) for gemm in self.layer_gemms), start=0.0)
+            self._gemms_ps[num_tokens] = layer
         return layer

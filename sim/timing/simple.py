@@ -64,6 +64,7 @@ class LinearStepTime:
         self.base = _to_ticks("linear's BASE", base)
         self.per_token = _to_ticks("linear's PER_TOKEN", per_token)
         self.per_context_token = _to_ticks("linear's PER_CONTEXT_TOKEN", per_context_token)
+        self._lines: dict[int, DecodeLine] = {}
         if self.base == self.per_token == self.per_context_token == 0:
             raise ConfigError(
                 "--step-time linear:0,0,0 would freeze the clock, expected a coefficient above 0"
@@ -78,5 +79,9 @@ class LinearStepTime:
         return self.base + self.per_token * num_tokens + self.per_context_token * context
 
     def decode_line(self, num_decodes: int) -> DecodeLine:
-        """Answer the line of *num_decodes* tokens."""
-        return DecodeLine(self.base + self.per_token * num_decodes, self.per_context_token)
+        """Answer the line of *num_decodes* tokens; each is computed once."""
+        line = self._lines.get(num_decodes)
+        if line is None:
+            fixed = self.base + self.per_token * num_decodes
+            line = self._lines[num_decodes] = DecodeLine(fixed, self.per_context_token)
+        return line

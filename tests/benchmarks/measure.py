@@ -7,7 +7,6 @@ request and run records. Reading the trace, importing and writing result files a
 
 import gc
 import json
-import pickle
 import resource
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sim.settings import FLAG_RANK, Given, resolve
 from sim.simulation import Simulation
@@ -76,14 +77,26 @@ def _make(name: str, num_requests: int, file: Path) -> float:
     start = time.perf_counter()
     trace = _find(name).make_trace(num_requests)
     seconds = time.perf_counter() - start
-    with file.open("wb") as output:
-        pickle.dump(trace, output)
+    columns = {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
+    np.savez(file, **columns)
     return seconds
 
 
+def _load(file: Path) -> Trace:
+    """Answer the trace that `_make` left in *file*."""
+    with np.load(file) as columns:
+        arrays = {name: columns[name] for name in columns if columns[name].dtype == np.int64}
+        return Trace(
+            request_ids=columns["request_ids"].tolist(),
+            name=str(columns["name"]),
+            trace_format=str(columns["trace_format"]),
+            sha256="",
+            **arrays,
+        )
+
+
 def _run(name: str, allocator: str, repeats: int, file: Path) -> Measurement:
-    with file.open("rb") as source:
-        trace: Trace = pickle.load(source)
+    trace = _load(file)
     workload = _find(name)
     seconds, steps = run_once(workload, trace, allocator)
     peak = peak_rss_mib()
@@ -113,7 +126,7 @@ def _child(*arguments: str | int | Path) -> Any:
 def prepared(workload: Workload) -> Iterator[tuple[Path, float]]:
     """Lend a file with the trace of *workload*, and the seconds that making it took."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.pickle"
+        file = Path(folder) / "trace.npz"
         yield file, _child("make", workload.name, workload.num_requests, file)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from sim import results
 from sim.cli import main
+from sim.result_tables import expand
 from tests.cli.conftest import Kvsim
 from tests.conftest import REPOSITORY
 
@@ -230,6 +231,22 @@ def test_run_rows_expand_to_step_rows(
     for name, value in _json(tmp_path / "steps" / "summary.json").items():
         close = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
         assert summary[name] == close, name
+
+
+@pytest.mark.parametrize("step_time", ["linear:0.01,1e-4,1e-6", "constant:0.02"])
+def test_run_rows_expand_on_demand(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, step_time: str
+) -> None:
+    flags = ("--trace", busy_trace, *SMALL, "--step-time", step_time)
+    kvsim("run", *flags, "-o", tmp_path / "runs")
+    kvsim("run", *flags, "-o", tmp_path / "steps", "--save-steps")
+    runs = pa.parquet.read_table(tmp_path / "runs" / "steps.parquet")
+    steps = pd.read_parquet(tmp_path / "steps" / "steps.parquet")
+    got = expand(runs).to_pandas()
+    assert len(got) == len(steps) > len(runs)
+    for name in got.columns:
+        assert got[name].to_numpy() == pytest.approx(steps[name].to_numpy(), abs=1e-9), name
+    assert expand(runs.slice(0, 0)).num_rows == 0
 
 
 def test_run_rows_join_end_to_end(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
