@@ -24,19 +24,14 @@ class Rows:
         self._packed: list[Columns] = []
         self.add: Callable[[Iterable[float]], None] = self._newest.extend
 
-    def __len__(self) -> int:
-        """Answer the rows that are not packed yet."""
-        return len(self._newest) // len(self._names)
-
     def pack(self) -> None:
-        """Pack the newest rows into a chunk of their own."""
-        if self._newest:
-            self._packed.append(self._pack())
-            del self._newest[:]
+        """Pack the newest rows, which may be none, into a chunk of their own."""
+        self._packed.append(self._pack())
+        del self._newest[:]
 
     def chunks(self) -> list[Columns]:
-        """Answer the columns of all rows, chunk by chunk, in the order they came; at least one."""
-        return [*self._packed, self._pack()] if self._newest or not self._packed else self._packed
+        """Answer the columns of all rows in the order they came: as packed, and the newest."""
+        return [*self._packed, self._pack()]
 
     def _pack(self) -> Columns:
         rows = np.array(self._newest).reshape(-1, len(self._names))

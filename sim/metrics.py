@@ -236,11 +236,13 @@ class Recorder:
 
         ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
         """
-        chunks = []
+        chunks: list[Columns] = []
         step, now_ps = 0, self._start_ps
         for steps, rare, runs in zip(
             self._steps.chunks(), self._rare.chunks(), self._runs.chunks(), strict=True
         ):
+            if chunks and not len(steps["num_steps"]):
+                break  # the newest: all are packed
             columns = dict(steps)
             for name in _RARE_COLUMNS[1:]:
                 columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
