@@ -60,34 +60,16 @@ class Request:
         last_token_step, last_token_ps: of a preempted request, when its latest token came.
     """
 
-    __slots__ = (
-        "arrival_ps",
-        "final_num_computed_tokens",
-        "first_token_ps",
-        "first_token_step",
-        "index",
-        "is_decoding",
-        "last_token_ps",
-        "last_token_step",
-        "max_num_computed_tokens",
-        "max_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_output_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_shareable_tokens",
-        "num_tokens",
-        "offset",
-        "order",
-        "output_node",
-        "request_id",
-        "scheduled_ps",
-        "scheduled_step",
-        "segment_ends",
-        "segment_nodes",
-        "status",
-    )
+    # What most requests never set, or set later, costs nothing when a request is made.
+    status = RequestStatus.WAITING
+    num_preemptions = 0
+    max_num_computed_tokens = 0
+    is_decoding = False
+    offset = 0
+    order = num_cached_tokens = UNSET
+    scheduled_step = scheduled_ps = UNSET
+    first_token_step = first_token_ps = UNSET
+    last_token_step = last_token_ps = UNSET
 
     def __init__(
         self,
@@ -111,15 +93,7 @@ class Request:
         self.segment_ends = segment_ends
         self.output_node = output_node
         self.num_shareable_tokens = num_shareable_tokens
-        self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_output_tokens = 0
-        self.num_preemptions = self.max_num_computed_tokens = 0
-        self.is_decoding = False
-        self.offset = 0
-        self.order = self.num_cached_tokens = UNSET
-        self.scheduled_step = self.scheduled_ps = UNSET
-        self.first_token_step = self.first_token_ps = UNSET
-        self.last_token_step = self.last_token_ps = UNSET
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.value})"

@@ -228,11 +228,13 @@ class Scheduler:
             output.num_refusals += output.num_steps * (not self._refused_length)
             return
         came: list[Request] = []
-        while waiting and budget > 0 and len(came) < num_seats:
+        find, allocate = self._find_longest_cache_hit, self._allocator.allocate_slots
+        full_sequence_must_fit = config.scheduler_reserve_full_isl
+        order, num_hit_tokens = self._num_admissions, 0
+        while waiting and budget > 0 and num_seats:
             request = waiting[0]
-            num_hit_tokens = (
-                self._find_longest_cache_hit(request) if self._find_longest_cache_hit else 0
-            )
+            if find is not None:
+                num_hit_tokens = find(request)
             num_new_tokens = request.num_tokens - num_hit_tokens
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
@@ -241,11 +243,11 @@ class Scheduler:
                     self._refuse(request, budget, num_new_tokens)
                     break
                 num_new_tokens = budget
-            allocation = self._allocator.allocate_slots(
+            allocation = allocate(
                 request,
                 num_new_tokens,
                 num_hit_tokens,
-                full_sequence_must_fit=config.scheduler_reserve_full_isl,
+                full_sequence_must_fit=full_sequence_must_fit,
                 keep_watermark=bool(running),
             )
             if allocation is None:
@@ -254,13 +256,15 @@ class Scheduler:
                 break
             waiting.popleft()
             running[request] = None
-            request.order = self._num_admissions
-            self._num_admissions += 1
+            request.order = order
+            order += 1
             request.num_computed_tokens = num_hit_tokens
             came.append(request)
             output.prefills.append((request, num_new_tokens))
             budget -= num_new_tokens
+            num_seats -= 1
         if came:
+            self._num_admissions = order
             self._prefilling += came
             self._admit(came, output)
 
@@ -303,14 +307,13 @@ class Scheduler:
         )
         for request in requests:
             request.status = RUNNING
+        for request in output.admitted:
+            request.num_cached_tokens = request.num_computed_tokens
         if self._find_longest_cache_hit is None:
-            for request in output.admitted:
-                request.num_cached_tokens = 0
             return
         for request in output.admitted:
             output.prefix_cache_queries += request.num_tokens
             output.prefix_cache_hits += request.num_computed_tokens
-            request.num_cached_tokens = request.num_computed_tokens
         for request in resumed:
             output.preempted_cache_queries += request.num_tokens
             output.preempted_cache_hits += request.num_computed_tokens
@@ -384,8 +387,7 @@ class Scheduler:
         """Advance every request that does not decode by its tokens; sum up the step's work."""
         num_decodes, decode_context = output.num_decodes, output.decode_context
         chunks, sampled = [], []
-        num_continuing = len(output.prefills) - len(output.admitted) - len(output.resumed)
-        for position, (request, num_new_tokens) in enumerate(output.prefills):
+        for request, num_new_tokens in output.prefills:
             before = request.num_computed_tokens
             request.num_computed_tokens = computed = before + num_new_tokens
             samples = computed >= request.num_tokens  # a chunk that stops short samples nothing
@@ -397,9 +399,9 @@ class Scheduler:
                 num_new_tokens == 1
                 and samples
                 and request.num_output_tokens > 0
-                and position < num_continuing
+                and request not in output.resumed
             ):
-                # A resumed request whose last chunk is one token does what a decode does.
+                # Resumed before, and its last chunk is one token: it does what a decode does.
                 num_decodes += 1
                 decode_context += computed
             else:

@@ -4,10 +4,9 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.allocators.base import (
-    NOTHING_NEW,
     NOTHING_TAKEN,
     Allocation,
     MemoryStats,
@@ -91,32 +90,28 @@ class PagedAllocator:
         """Grant ``ceil(tokens / block_size)`` blocks in all (see `Allocator.allocate_slots`)."""
         size = self.block_size
         num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
-        num_blocks = num_needed = -(-num_tokens // size)
+        num_blocks = -(-num_tokens // size)
         table = self._tables.get(request)
-        num_held = len(table) if table else 0
-        if num_blocks <= num_held:
-            self._live += num_new_tokens
-            if self.enable_caching:
-                self._after_grant(request, num_tokens)
-            return NOTHING_NEW
-        if full_sequence_must_fit:
-            num_needed = -(-request.num_tokens // size)
-        num_hits = num_new_computed_tokens // size
-        num_held += num_hits
-        room = self._num_free - self._watermark_blocks if keep_watermark else self._num_free
-        if num_hits and num_needed - num_held > room - num_hits:
-            # Hit blocks that nobody holds leave the free list too: they need room like new ones.
-            room -= self._num_unheld_hits(request, num_new_computed_tokens)
-        if num_needed - num_held > room:
-            self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
-            return None
-        if table is None:
-            table = self._tables[request] = self._hold_hits(request, num_new_computed_tokens)
-        new_blocks = self._take(num_blocks - num_held)
-        table += new_blocks
-        never_written = num_blocks * size - request.final_num_computed_tokens
-        if never_written > 0:  # the last block it will ever need
-            self._internal += never_written
+        num_held = len(table) if table else num_new_computed_tokens // size
+        num_missing = num_blocks - num_held
+        new_blocks: list[int] = []
+        if num_missing > 0:
+            num_needed = -(-request.num_tokens // size) if full_sequence_must_fit else num_blocks
+            room = self._num_free - self._watermark_blocks if keep_watermark else self._num_free
+            if num_new_computed_tokens and num_needed > room:
+                # Hit blocks that nobody holds leave the free list too: they need room, too.
+                room -= self._num_unheld_hits(request, num_new_computed_tokens)
+            if num_needed - num_held > room:
+                self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
+                return None
+            if table is None:
+                table = self._hold_hits(request, num_held) if num_held else []
+                self._tables[request] = table
+            new_blocks = self._take(num_missing)
+            table += new_blocks
+            never_written = num_blocks * size - request.final_num_computed_tokens
+            if never_written > 0:  # the last block it will ever need
+                self._internal += never_written
         self._live += num_new_tokens
         if self.enable_caching:
             self._after_grant(request, num_tokens)
@@ -125,10 +120,17 @@ class PagedAllocator:
     def free(self, request: Request) -> None:
         """Take back its blocks, tail first (see `Allocator.free`)."""
         table = self._tables.pop(request)
-        never_written = len(table) * self.block_size - request.final_num_computed_tokens
+        num_blocks = len(table)
+        never_written = num_blocks * self.block_size - request.final_num_computed_tokens
         if never_written > 0:
             self._internal -= never_written
-        self._release(request, table)
+        if self.enable_caching:
+            self._release(request, table)
+        else:
+            # Offered tail first and put at the front as one run: the tail block is taken next.
+            self._returned += table
+            self._num_free += num_blocks
+            self._live -= request.num_computed_tokens
         self.generation += 1
 
     def stats(self) -> MemoryStats:
@@ -149,9 +151,9 @@ class PagedAllocator:
     def join(self, requests: Sequence[Request], step: int) -> None:
         """See `DecodeRuns.join`."""
         self._step = step
-        size, tables, never_written_at = self.block_size, self._tables, self._never_written_at
+        size, never_written_at = self.block_size, self._never_written_at
+        self._ring.join(requests, self._tables)
         for request in requests:
-            self._ring.join(request, tables[request])
             num_tokens = request.final_num_computed_tokens
             never_written = -num_tokens % size
             if never_written:
@@ -161,8 +163,8 @@ class PagedAllocator:
 
     def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
+        self._ring.leave(requests)
         for request in requests:
-            self._ring.leave(request)
             num_tokens = request.final_num_computed_tokens
             if request.num_computed_tokens < num_tokens:
                 never_written = -num_tokens % self.block_size
@@ -178,8 +180,7 @@ class PagedAllocator:
         if bucket:
             if len(bucket) > self._num_free:
                 return 0
-            for table, block in zip(bucket.values(), self._take(len(bucket)), strict=True):
-                table.append(block)
+            _deal(self._take(len(bucket)), bucket.values())
             if step in self._never_written_at:
                 self._internal += self._never_written_at.pop(step)
         self.taken = NOTHING_TAKEN
@@ -202,8 +203,7 @@ class PagedAllocator:
         num_unhashed = self._num_free - self._num_evictable
         blocks = self._take(num_blocks)
         if num_blocks == len(tables):
-            for table, block in zip(tables, blocks, strict=True):
-                table.append(block)
+            _deal(blocks, tables)
         else:
             for place, table in enumerate(tables):
                 table.extend(blocks[place :: len(tables)])
@@ -293,21 +293,18 @@ class PagedAllocator:
         """Remove blocks from the front of the free list; there are enough."""
         self._num_free -= num_blocks
         returned = self._returned
-        blocks = returned[: -num_blocks - 1 : -1]
-        del returned[len(returned) - len(blocks) :]
-        if len(blocks) < num_blocks:
-            first = self._next_unused
-            end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
-            self._next_unused = end
-            blocks += range(first, end)
+        if 0 < num_blocks <= len(returned):
+            blocks = returned[: -num_blocks - 1 : -1]
+            del returned[-num_blocks:]
+            return blocks
+        blocks = returned[::-1] if num_blocks else []
+        if blocks:
+            returned.clear()
+        first = self._next_unused
+        end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
+        self._next_unused = end
+        blocks += range(first, end)
         return blocks
-
-    def _release(self, request: Request, table: list[int]) -> None:
-        """Put the blocks of *request* on the free list and take its slots from the live ones."""
-        # Offered tail first and put at the front as one run: the tail block is taken next.
-        self._returned += table
-        self._num_free += len(table)
-        self._live -= request.num_computed_tokens
 
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:
         """Answer the free blocks, recounted; *holders* counts the owners of every held block."""
@@ -324,13 +321,21 @@ class PagedAllocator:
         del request, num_tokens
         return 0
 
-    def _hold_hits(self, request: Request, num_tokens: int) -> list[int]:
+    def _hold_hits(self, request: Request, num_blocks: int) -> list[int]:
         """Let *request* hold the blocks of its hit; answer them."""
-        del request, num_tokens
+        del request, num_blocks
         return []
+
+    def _release(self, request: Request, table: list[int]) -> None:
+        """Give the blocks of *request* back."""
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
         pass
 
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
         pass
+
+
+def _deal(blocks: Iterable[int], tables: Iterable[list[int]]) -> None:
+    """Append a block to each of *tables*."""
+    any(map(list.append, tables, blocks))  # append answers None: this goes through all of them

@@ -57,7 +57,7 @@ class PrefixCachingAllocator(PagedAllocator):
         """See `DecodeRuns.join`."""
         super().join(requests, step)
         for request in requests:
-            if self._num_findable(request) > self._num_keyed[request]:
+            if self._num_findable(request) > self._num_keyed.get(request, 0):
                 # It fills a block in the step before it takes the next.
                 phase = (-request.offset - 1) % self.block_size
                 self._fill_ring.setdefault(phase, {})[request] = None
@@ -107,7 +107,9 @@ class PrefixCachingAllocator(PagedAllocator):
         for request, table in self._tables.items():
             num_full = self._num_computed(request) // self.block_size
             num_keyed = min(num_full, self._num_findable(request))
-            require_equal(f"keyed blocks of {request!r}", self._num_keyed[request], num_keyed)
+            require_equal(
+                f"keyed blocks of {request!r}", self._num_keyed.get(request, 0), num_keyed
+            )
             for position, block in enumerate(table[:num_keyed]):
                 # Its key stands for one prefix, and the prefix for one key.
                 name = request.prefix_key((position + 1) * self.block_size)
@@ -135,11 +137,8 @@ class PrefixCachingAllocator(PagedAllocator):
         blocks = self._cache.find(self._keys_of(request), num_tokens // self.block_size)
         return self._cache.num_unheld(blocks)
 
-    def _hold_hits(self, request: Request, num_tokens: int) -> list[int]:
-        num_blocks = self._num_keyed[request] = num_tokens // self.block_size
-        if not num_blocks:
-            self._keyed[request] = []
-            return []
+    def _hold_hits(self, request: Request, num_blocks: int) -> list[int]:
+        self._num_keyed[request] = num_blocks
         blocks = self._cache.find(self._keys_of(request), num_blocks)
         self._keyed[request] = [blocks]
         num_unheld = self._cache.hold(blocks)
@@ -165,7 +164,7 @@ class PrefixCachingAllocator(PagedAllocator):
 
         Before it runs: later requests of the same step can hit them already.
         """
-        num_keyed = self._num_keyed[request]
+        num_keyed = self._num_keyed.get(request, 0)
         num_full = num_tokens // self.block_size
         if num_keyed >= num_full:
             return
@@ -182,7 +181,7 @@ class PrefixCachingAllocator(PagedAllocator):
         self._num_keyed[request] = end
         keys = self._keys_of(request)
         blocks = np.array(self._tables[request][first:end])
-        self._keyed[request].append(blocks)
+        self._keyed.setdefault(request, []).append(blocks)
         self._cache.reserve(0, self._next_unused)
         self._cache.enter(keys, first, blocks)
 
@@ -201,11 +200,12 @@ class PrefixCachingAllocator(PagedAllocator):
             # It will look for its own blocks: give those that were private until now their keys.
             self._was_preempted.add(request)
             self._keys.pop(request, None)
-            if self._num_keyed[request] < num_full:
+            num_keyed = self._num_keyed.get(request, 0)
+            if num_keyed < num_full:
                 self._tables[request] = table
-                self._enter(request, self._num_keyed[request], num_full)
+                self._enter(request, num_keyed, num_full)
                 del self._tables[request]
-        num_keyed, keyed = self._num_keyed.pop(request), self._keyed.pop(request)
+        num_keyed, keyed = self._num_keyed.pop(request, 0), self._keyed.pop(request, [])
         if num_full < len(table):
             self._returned.append(table[num_full])
         num_unheld = len(table) - num_keyed

@@ -1,6 +1,6 @@
 """When decoding requests need their next block, without looking at every one in every step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sim.request import Request
@@ -35,28 +35,32 @@ class DecodeRing:
         self._last_order = -1
         self.num_requests = 0
 
-    def join(self, request: Request, table: list[int]) -> None:
-        """Enter a request that decodes from now on, with the table that its blocks go to."""
-        self.num_requests += 1
-        phase = -request.offset % self._size
-        bucket = self._buckets.get(phase)
-        if bucket is None:
-            self._buckets[phase] = {request: table}
-        else:
-            bucket[request] = table
-        if request.order > self._last_order:
-            self._last_order = request.order
-        elif bucket is not None:  # only where a threshold lets several prompts run at once
-            self._buckets[phase] = dict(sorted(bucket.items(), key=lambda item: item[0].order))
+    def join(self, requests: Sequence[Request], tables: Mapping[Request, list[int]]) -> None:
+        """Enter *requests*, which decode from now on, with the tables that their blocks go to."""
+        size, buckets, last_order = self._size, self._buckets, self._last_order
+        for request in requests:
+            phase = -request.offset % size
+            bucket = buckets.get(phase)
+            if bucket is None:
+                bucket = buckets[phase] = {}
+            bucket[request] = tables[request]
+            if request.order > last_order:
+                last_order = request.order
+            else:  # only where a threshold lets several prompts run at once
+                buckets[phase] = dict(sorted(bucket.items(), key=lambda item: item[0].order))
+        self._last_order = last_order
+        self.num_requests += len(requests)
 
-    def leave(self, request: Request) -> None:
-        """Take a request out."""
-        self.num_requests -= 1
-        phase = -request.offset % self._size
-        bucket = self._buckets[phase]
-        del bucket[request]
-        if not bucket:
-            del self._buckets[phase]
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Take *requests* out."""
+        size, buckets = self._size, self._buckets
+        for request in requests:
+            phase = -request.offset % size
+            bucket = buckets[phase]
+            del bucket[request]
+            if not bucket:
+                del buckets[phase]
+        self.num_requests -= len(requests)
 
     def at(self, step: int) -> Bucket:
         """Answer the requests that need a block in *step*."""

@@ -25,7 +25,7 @@ def rings(draw: st.DrawFn, *, step: int, num_steps: int) -> Ring:
     for order, tokens in enumerate(computed):
         request = Request(order, str(order), 0, 1, 1)
         request.order, request.offset = order, tokens - step
-        ring.join(request, [order])
+        ring.join([request], {request: [order]})
     taken = [
         (at, order)
         for at in range(step, step + num_steps)
