@@ -5,6 +5,7 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from sim.allocators.base import (
     NOTHING_TAKEN,
@@ -56,7 +57,8 @@ class PagedAllocator:
         self._internal = 0
         self._step = 0  # the next one
         self._ring = DecodeRing(self.block_size)
-        self._never_written_at: dict[int, int] = {}
+        # A heap of (step in which a request takes its last block, slots of it never written).
+        self._last_blocks: list[tuple[int, int]] = []
         check_max_model_len(
             max_model_len,
             needed=-(-max_model_len // self.block_size),
@@ -151,15 +153,15 @@ class PagedAllocator:
     def join(self, requests: Sequence[Request], step: int) -> None:
         """See `DecodeRuns.join`."""
         self._step = step
-        size, never_written_at = self.block_size, self._never_written_at
+        size = self.block_size
         self._ring.join(requests, self._tables)
         for request in requests:
             num_tokens = request.final_num_computed_tokens
             never_written = -num_tokens % size
             if never_written:
-                at = num_tokens + never_written - size - request.offset  # takes its last block
+                at = num_tokens + never_written - size - request.offset
                 if at >= step:
-                    never_written_at[at] = never_written_at.get(at, 0) + never_written
+                    heappush(self._last_blocks, (at, never_written))
 
     def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
@@ -169,8 +171,8 @@ class PagedAllocator:
             if request.num_computed_tokens < num_tokens:
                 never_written = -num_tokens % self.block_size
                 at = num_tokens + never_written - self.block_size - request.offset
-                if at in self._never_written_at:
-                    self._never_written_at[at] -= never_written
+                if at >= self._step:  # it will not: the two add up to nothing
+                    heappush(self._last_blocks, (at, -never_written))
 
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
@@ -181,8 +183,7 @@ class PagedAllocator:
             if len(bucket) > self._num_free:
                 return 0
             _deal(self._take(len(bucket)), bucket.values())
-            if step in self._never_written_at:
-                self._internal += self._never_written_at.pop(step)
+            self._count_last_blocks(step, step + 1)
         self.taken = NOTHING_TAKEN
         self._live += self._ring.num_requests
         self._step = step + 1
@@ -211,24 +212,21 @@ class PagedAllocator:
         if num_blocks > num_unhashed:
             unhashed = ring.moments_of_first(step, num_unhashed)
             cached = ((first - unhashed[0]) * size, (second - unhashed[1]) * size)
-        self.taken = Taken(held, self._write_last_blocks(step, num_steps), cached)
+        self.taken = Taken(held, self._count_last_blocks(step, step + num_steps), cached)
         self._live += ring.num_requests * num_steps
         self._step = step + num_steps
         return num_steps
 
-    def _write_last_blocks(self, step: int, num_steps: int) -> tuple[int, int]:
-        """Count what is never written of last blocks taken in a run; answer `Taken.internal`."""
-        at, end = self._never_written_at, step + num_steps
-        if not at:
-            return 0, 0
-        due = range(step, end) if num_steps < len(at) else list(at)
+    def _count_last_blocks(self, step: int, end: int) -> tuple[int, int]:
+        """Count what is never written of last blocks taken till *end*; answer `Taken.internal`."""
+        last_blocks = self._last_blocks
         first = second = 0
-        for last in due:
-            if last < end and last in at:
-                slots, offset = at.pop(last), last - step
-                self._internal += slots
-                first += slots * offset
-                second += slots * (offset * (offset - 1) // 2)
+        while last_blocks and last_blocks[0][0] < end:
+            at, slots = heappop(last_blocks)
+            offset = at - step
+            self._internal += slots
+            first += slots * offset
+            second += slots * (offset * (offset - 1) // 2)
         return first, second
 
     def touched(self, step: int) -> list[Request]:
@@ -248,7 +246,8 @@ class PagedAllocator:
     def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
         # Served one by one, last blocks were counted as they were taken.
-        self._never_written_at.pop(step, None)
+        while self._last_blocks and self._last_blocks[0][0] <= step:
+            heappop(self._last_blocks)
         self._live += self._ring.num_requests
         self._step = step + 1
         self.taken = NOTHING_TAKEN
