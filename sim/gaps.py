@@ -4,7 +4,7 @@ A run of a billion decode steps is a billion gaps and one row. Everything here c
 closed forms, and a percentile is found by narrowing every run to the gaps that it can still be.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,36 +109,35 @@ class GapRuns:
         return np.sort(self.first[run] + index * self.increment[run])
 
 
-def gather(chunks: Iterable[Mapping[str, npt.NDArray[Any]]], extra: Mapping[int, int]) -> GapRuns:
-    """Answer the gaps of a run.
+def gaps_of(chunk: Mapping[str, npt.NDArray[Any]]) -> GapRuns:
+    """Answer the gaps of step rows (`sim.totals.add_up`): a step is one for each of its decodes."""
+    num_steps = chunk["num_steps"].astype(np.int64)
+    increment = chunk["increment_ps"].astype(np.float64)
+    single = num_steps == 1
+    equal = single | (increment == 0)  # one gap, num_steps times as often
+    runs = GapRuns(
+        np.where(single, chunk["duration_ps"], chunk["first_step_ps"]).astype(np.float64),
+        np.where(equal, 1.0, increment),  # of no effect then, and no division by zero
+        np.zeros_like(num_steps),
+        np.where(equal, np.minimum(num_steps, 1), num_steps),
+        np.where(equal, num_steps, 1) * chunk["num_decodes"].astype(np.int64),
+    )
+    return runs.where(runs.counts > 0)
 
-    Args:
-        chunks: step rows; each step is a gap for each of its decodes. See `sim.totals.add_up`.
-        extra: gaps (ps) that are no step's duration, and how many: preemptions.
-    """
-    num_extra = len(extra)
-    parts = [
-        GapRuns(
-            np.fromiter(extra.keys(), np.float64, num_extra),
-            np.ones(num_extra),
-            np.zeros(num_extra, dtype=np.int64),
-            np.ones(num_extra, dtype=np.int64),
-            np.fromiter(extra.values(), np.int64, num_extra),
-        )
-    ]
-    for chunk in chunks:
-        num_steps = chunk["num_steps"].astype(np.int64)
-        increment = chunk["increment_ps"].astype(np.float64)
-        single = num_steps == 1
-        equal = single | (increment == 0)  # one gap, num_steps times as often
-        part = GapRuns(
-            np.where(single, chunk["duration_ps"], chunk["first_step_ps"]).astype(np.float64),
-            np.where(equal, 1.0, increment),  # of no effect then, and no division by zero
-            np.zeros_like(num_steps),
-            np.where(equal, np.minimum(num_steps, 1), num_steps),
-            np.where(equal, num_steps, 1) * chunk["num_decodes"].astype(np.int64),
-        )
-        parts.append(part.where(part.counts > 0))
+
+def extra_gaps(gaps: Mapping[int, int]) -> GapRuns:
+    """Answer single gaps (ps), each as often as it says."""
+    return GapRuns(
+        np.fromiter(gaps.keys(), np.float64, len(gaps)),
+        np.ones(len(gaps)),
+        np.zeros(len(gaps), dtype=np.int64),
+        np.ones(len(gaps), dtype=np.int64),
+        np.fromiter(gaps.values(), np.int64, len(gaps)),
+    )
+
+
+def joined(parts: Sequence[GapRuns]) -> GapRuns:
+    """Answer all gaps of *parts*, one or more."""
     return GapRuns(
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.increment for part in parts]),
@@ -149,7 +148,7 @@ def gather(chunks: Iterable[Mapping[str, npt.NDArray[Any]]], extra: Mapping[int,
 
 
 def describe(runs: GapRuns) -> GapStatistics:
-    """Answer the statistics of what `gather` answers, as NumPy's of the list of all gaps."""
+    """Answer the statistics of *runs*, as NumPy's of the list of all gaps."""
     counts = runs.counts
     count = int(counts.sum())
     if not count:

@@ -4,7 +4,7 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -121,7 +121,7 @@ class Recorder:
                 "external": stats.external,
             }
             self._steps.add(row.values())
-            self._row += 1
+            self._end_row()
             self._now_ps = until_ps
 
     def on_step(
@@ -187,11 +187,7 @@ class Recorder:
             self._on_preempted(output, step, start_ps)
         if finished:
             self._on_finished(finished, end_ps)
-        self._row += 1
-        if self._row == CHUNK_ROWS:
-            self._row = 0
-            for rows in (self._steps, self._rare, self._runs, self._requests):
-                rows.pack()
+        self._end_row()
 
     def on_names(
         self,
@@ -231,18 +227,15 @@ class Recorder:
         """Requests that could not be served, by row of the trace, and why."""
         return self._refused
 
-    def step_chunks(self) -> list[Columns]:
-        """Answer one row a run of steps, chunk by chunk; a row without steps is idle time.
+    def step_chunks(self) -> Iterator[Columns]:
+        """Answer one row a run of steps, a chunk at a time; a row without steps is idle time.
 
         ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
         """
-        chunks: list[Columns] = []
         step, now_ps = 0, self._start_ps
         for steps, rare, runs in zip(
             self._steps.chunks(), self._rare.chunks(), self._runs.chunks(), strict=True
         ):
-            if chunks and not len(steps["num_steps"]):
-                break  # the newest: all are packed
             columns = dict(steps)
             for name in _RARE_COLUMNS[1:]:
                 columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
@@ -260,9 +253,7 @@ class Recorder:
             )
             if len(ends):
                 step, now_ps = int(last_steps[-1]), int(ends[-1])
-            columns |= _slots(columns, self.capacity)
-            chunks.append(columns)
-        return chunks
+            yield columns | _slots(columns, self.capacity)
 
     @property
     def names(self) -> Sequence[tuple[str, ...]]:
@@ -285,6 +276,13 @@ class Recorder:
             duration_ps=self._now_ps - self._start_ps,
             waiting_time=self._waiting_ps,
         )
+
+    def _end_row(self) -> None:
+        self._row += 1
+        if self._row == CHUNK_ROWS:
+            self._row = 0
+            for rows in (self._steps, self._rare, self._runs, self._requests):
+                rows.pack()
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:
         first, increment, _, total = times

@@ -4,14 +4,15 @@ A row is a run of steps, of which step j lasts ``first_step_ps + j * increment_p
 expanded to its steps: time and memory follow rows (and simulated seconds), never tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.gaps import FloatArray, GapStatistics, describe, gather
+from sim.gaps import FloatArray, GapStatistics, describe, gaps_of, joined
+from sim.gaps import extra_gaps as gaps_between
 from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray
 
@@ -74,7 +75,7 @@ BLOCK = 1 << 16
 
 
 def add_up(
-    chunks: Sequence[Rows],
+    chunks: Iterable[Rows],
     *,
     slot_states: Sequence[str],
     extra_gaps: Mapping[int, int],
@@ -85,54 +86,71 @@ def add_up(
     """Answer the totals of a run.
 
     Args:
-        chunks: the step rows, in pieces of any size; read more than once.
+        chunks: the step rows in order, in pieces of any size; one piece is looked at at a time.
         slot_states: ``kv_<state>_slots`` is the column of time-weighted slots in each state.
         extra_gaps: gaps between tokens (ps) that are no step's duration, and how many: preemptions.
         first_served_ps: arrival of the first request served.
         duration_ps: from the first arrival to the end of the last step.
         waiting_time: see `Totals`.
     """
-
-    def integral(name: str) -> float:
-        # Not a dot product: how that rounds, and how long it takes, depends on BLAS's threads.
-        products = (chunk[name] * chunk["duration_ps"].astype(np.float64) for chunk in chunks)
-        return sum((float(product.sum()) for product in products), start=0.0)
-
-    def total(name: str) -> int:
-        return sum(int(chunk[name].sum(dtype=np.int64)) for chunk in chunks)
-
-    def most(name: str) -> int:
-        return max((int(chunk[name].max(initial=0)) for chunk in chunks), default=0)
-
+    integrals = dict.fromkeys([*(f"kv_{state}_slots" for state in slot_states), "running"], 0.0)
+    sums = dict.fromkeys(["num_steps", *COUNTS], 0)
+    most = dict.fromkeys(["running", "held_slots"], 0)
+    gaps = [gaps_between(extra_gaps)]
+    tokens = _TokensInSecond(first_served_ps)
+    for chunk in chunks:
+        duration = chunk["duration_ps"].astype(np.float64)
+        for name in integrals:
+            # Not a dot product: how that rounds, and how long it takes, depends on BLAS's threads.
+            integrals[name] += float((chunk[name] * duration).sum())
+        for name in sums:
+            sums[name] += int(chunk[name].sum(dtype=np.int64))
+        for name in most:
+            most[name] = max(most[name], int(chunk[name].max(initial=0)))
+        gaps.append(gaps_of(chunk))
+        tokens.add(chunk)
     return Totals(
-        num_steps=total("num_steps"),
         duration_ps=duration_ps,
-        slot_time={state: integral(f"kv_{state}_slots") for state in slot_states},
-        running_time=integral("running"),
+        slot_time={state: integrals[f"kv_{state}_slots"] for state in slot_states},
+        running_time=integrals["running"],
         waiting_time=waiting_time,
-        max_running=most("running"),
-        max_held_slots=most("held_slots"),
-        inter_token=describe(gather(chunks, extra_gaps)),
-        tokens_in_second=_tokens_in_second(chunks, first_served_ps),
-        **{name: total(name) for name in COUNTS},
+        max_running=most["running"],
+        max_held_slots=most["held_slots"],
+        inter_token=describe(joined(gaps)),
+        tokens_in_second=tokens.counts,
+        **sums,
     )
 
 
-def _tokens_in_second(chunks: Sequence[Rows], first_served_ps: int) -> IntArray:
-    """Answer the tokens sampled in each second; those of a step count where it ends.
+class _TokensInSecond:
+    """Counts the tokens sampled in each second; those of a step count where it ends.
 
     The ends of steps within a row are counted from its start, which is rounded down to picoseconds.
     """
-    ends = (_Runs.of(chunk, first_served_ps).end_ps for chunk in chunks)
-    end_ps = max((int(end.max(initial=-1)) for end in ends), default=-1)
-    tokens = np.zeros(end_ps // PS_PER_S + 1, dtype=np.int64)
-    for chunk in chunks:
-        runs = _Runs.of(chunk, first_served_ps)
+
+    def __init__(self, first_served_ps: int) -> None:
+        self._first_served_ps = first_served_ps
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._num_seconds = 0
+
+    @property
+    def counts(self) -> IntArray:
+        """Tokens in each second since the first served request arrived, up to the last step."""
+        return self._counts[: self._num_seconds]
+
+    def add(self, rows: Rows) -> None:
+        """Count the tokens of *rows*."""
+        runs = _Runs.of(rows, self._first_served_ps)
         last = runs.end_ps // PS_PER_S
+        self._num_seconds = max(self._num_seconds, int(last.max(initial=-1)) + 1)
+        missing = self._num_seconds - len(self._counts)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self._counts)), dtype=np.int64)
+            self._counts = np.concatenate([self._counts, more])
         # All tokens of a run in its last second; then, for each second that begins within the run,
         # those of the steps that ended before are one second earlier.
         sampled = runs.num_steps * runs.num_decodes + runs.num_sampled_prefills
-        np.add.at(tokens, last, sampled)
+        np.add.at(self._counts, last, sampled)
         begun = last - runs.start_ps // PS_PER_S
         num_pairs = np.cumsum(begun)
         for block in range(0, int(begun.sum()), BLOCK):
@@ -142,9 +160,8 @@ def _tokens_in_second(chunks: Sequence[Rows], first_served_ps: int) -> IntArray:
             second = last[index] - later
             some = runs.at(index)
             earlier = some.num_decodes * some.ended_before(second * PS_PER_S - some.start_ps)
-            np.add.at(tokens, second - 1, earlier)
-            np.add.at(tokens, second, -earlier)
-    return tokens
+            np.add.at(self._counts, second - 1, earlier)
+            np.add.at(self._counts, second, -earlier)
 
 
 class _Ticks(NamedTuple):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.columns import Rows
 from sim.result_tables import request_table, step_table
 from tests.checked import plain_run
-from tests.strategies import PREFIX, make_config, random_trace
+from tests.strategies import PAGED, PREFIX, make_config, make_trace, random_trace
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -58,7 +58,7 @@ def test_tables_and_totals_do_not_depend_on_the_size_of_chunks(chunk_rows: int) 
     whole = plain_run(config, trace).recorder
     with mock.patch("sim.metrics.CHUNK_ROWS", chunk_rows):
         parts = plain_run(config, trace).recorder
-    assert len(parts.step_chunks()) > 5
+    assert len(list(parts.step_chunks())) > 5
     assert step_table(parts).equals(step_table(whole))
     assert request_table(parts).equals(request_table(whole))
     one, other = whole.totals, parts.totals
@@ -66,3 +66,16 @@ def test_tables_and_totals_do_not_depend_on_the_size_of_chunks(chunk_rows: int) 
     assert one.inter_token == other.inter_token
     assert one.tokens_in_second.tolist() == other.tokens_in_second.tolist()
     assert one.slot_time == pytest.approx(other.slot_time)
+
+
+@pytest.mark.parametrize("output", [1, 2, 3])
+def test_every_full_chunk_is_packed(output: int) -> None:
+    """Idle rows count, too: paced arrivals make one between any two requests."""
+    config = make_config(PAGED, max_model_len=64, num_gpu_blocks_override=100)
+    trace = make_trace(*((row * 0.01, 4, output) for row in range(50)))
+    with mock.patch("sim.metrics.CHUNK_ROWS", 4):
+        recorder = plain_run(config, trace).recorder
+    sizes = [len(chunk["num_steps"]) for chunk in recorder.step_chunks()]
+    assert sum(sizes) == 50 * (output + 1) - 1
+    assert sizes[:-1] == [4] * (len(sizes) - 1)
+    assert sizes[-1] < 4

@@ -3,6 +3,7 @@
 import tracemalloc
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,7 +16,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.engine import steps_until
-from sim.gaps import PERCENTILES, FloatArray, GapRuns, describe, gather, neighbours
+from sim.gaps import (
+    PERCENTILES,
+    FloatArray,
+    GapRuns,
+    describe,
+    extra_gaps,
+    gaps_of,
+    joined,
+    neighbours,
+)
 from sim.timing.base import TICKS_PER_PS, TICKS_PER_S
 from sim.totals import COUNTS, Rows, Totals, add_up
 from workloads.record import PS_PER_S
@@ -40,6 +50,10 @@ class Run:
 
     def gap_ps(self, step: int) -> float:
         return self.first / TICKS_PER_PS + step * (self.increment / TICKS_PER_PS)
+
+
+def gather(chunks: Sequence[Rows], gaps: Mapping[int, int]) -> GapRuns:
+    return joined([extra_gaps(gaps), *map(gaps_of, chunks)])
 
 
 def make_rows(runs: list[Run], start: int = 0) -> Rows:
