@@ -125,7 +125,7 @@ def gaps_of(chunk: Mapping[str, npt.NDArray[Any]]) -> GapRuns:
     return runs.where(runs.counts > 0)
 
 
-def extra_gaps(gaps: Mapping[int, int]) -> GapRuns:
+def single_gaps(gaps: Mapping[int, int]) -> GapRuns:
     """Answer single gaps (ps), each as often as it says."""
     return GapRuns(
         np.fromiter(gaps.keys(), np.float64, len(gaps)),

@@ -79,6 +79,14 @@ class Recorder:
         block_size: to count held slots in blocks; contiguous reservations are rounded up.
         capacity: slots of the pool.
         save_steps: keep the names of the requests of every step; the engine single-steps.
+
+    Attributes:
+        num_done: requests that have finished or were refused.
+        num_steps: steps that have ended.
+        refused: requests that could not be served, by row of the trace, and why.
+        names: with *save_steps*, who was preempted, admitted, resumed, finished and scheduled in
+            every step.
+        held_after: with *save_steps*, slots held after every step.
     """
 
     def __init__(self, trace: Trace, block_size: int, capacity: int, *, save_steps: bool) -> None:
@@ -96,16 +104,16 @@ class Recorder:
         self._runs = Rows(_RUN_COLUMNS, "d")  # of the rows of several steps
         self._row = 0  # of those not packed
         self._requests = Rows(_REQUEST_COLUMNS, "q")
-        self._refused: dict[int, str] = {}
-        self._names: list[tuple[str, ...]] = []
-        self._held_after: list[int] = []
+        self.refused: dict[int, str] = {}
+        self.names: list[tuple[str, ...]] = []
+        self.held_after: list[int] = []
         self._waiting_ps = 0
         self._preempted_ps: dict[Request, int] = {}
         self._gaps: Counter[int] = Counter()
 
     def on_refused(self, request: Request, reason: str) -> None:
         """Note a request that can never be served."""
-        self._refused[request.index] = reason
+        self.refused[request.index] = reason
         self.num_done += 1
 
     def on_idle(self, until: int, stats: MemoryStats) -> None:
@@ -140,12 +148,7 @@ class Recorder:
         *end* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
         memory of all steps of the run, *taken* what they took.
         """
-        step, start_ps, end_ps = self.num_steps, self._now_ps, end // TICKS_PER_PS
-        if end_ps > MAX_PS:
-            raise ConfigError(
-                f"the run reaches {end_ps / PS_PER_S:.3g} simulated seconds, "
-                f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
-            )
+        step, start_ps, end_ps = self.num_steps, self._now_ps, _in_ps(end)
         num_steps = times.num_steps
         _, live, reserved, internal, cached, _, external = stats
         chunks = output.batch.prefills
@@ -201,7 +204,7 @@ class Recorder:
         def joined(requests: Sequence[Request]) -> str:
             return ";".join(request.request_id for request in requests)
 
-        self._names.append(
+        self.names.append(
             (
                 joined(output.preempted),
                 joined(output.admitted),
@@ -210,7 +213,7 @@ class Recorder:
                 ";".join(f"{request.request_id}:{n}" for request, n in scheduled),
             )
         )
-        self._held_after.append(stats_after.held)
+        self.held_after.append(stats_after.held)
 
     def request_columns(self) -> Columns:
         """Answer one row a request, in arrival order, times in ps; `UNSET` where not reached."""
@@ -221,11 +224,6 @@ class Recorder:
             for name, column in columns.items():
                 column[chunk["index"]] = chunk[name]
         return columns
-
-    @property
-    def refused(self) -> dict[int, str]:
-        """Requests that could not be served, by row of the trace, and why."""
-        return self._refused
 
     def step_chunks(self) -> Iterator[Columns]:
         """Answer one row a run of steps, a chunk at a time; a row without steps is idle time.
@@ -254,16 +252,6 @@ class Recorder:
             if len(ends):
                 step, now_ps = int(last_steps[-1]), int(ends[-1])
             yield columns | _slots(columns, self.capacity)
-
-    @property
-    def names(self) -> Sequence[tuple[str, ...]]:
-        """Who was preempted, admitted, resumed, finished and scheduled in every step, if saved."""
-        return self._names
-
-    @property
-    def held_after(self) -> Sequence[int]:
-        """Slots held after every step, if names are saved."""
-        return self._held_after
 
     @property
     def totals(self) -> Totals:
@@ -349,6 +337,17 @@ class Recorder:
                 )
             )
         self.num_done += len(finished)
+
+
+def _in_ps(ticks: int) -> int:
+    """Answer the picoseconds of *ticks*; ConfigError if no table can hold them."""
+    ps = ticks // TICKS_PER_PS
+    if ps > MAX_PS:
+        raise ConfigError(
+            f"the run reaches {ps / PS_PER_S:.3g} simulated seconds, "
+            f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
+        )
+    return ps
 
 
 def _slots(rows: Columns, capacity: int) -> Columns:

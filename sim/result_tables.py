@@ -70,13 +70,12 @@ def _step_columns(rows: Columns, block_size: int) -> dict[str, Any]:
     num_steps, num_decodes = wide["num_steps"], wide["num_decodes"]
     prefill_tokens = wide["num_prefill_tokens"]
     decode_tokens = num_decodes * num_steps + wide["num_late_decodes"]
-    first_step_ps = np.where(num_steps == 1, wide["duration_ps"], rows["first_step_ps"])
     return {
         "step": wide["step"],
         "num_steps": num_steps,
         "time": wide["start_ps"] / PS_PER_S,
         "duration": wide["duration_ps"] / PS_PER_S,
-        "first_step_duration": first_step_ps / PS_PER_S,
+        "first_step_duration": rows["first_step_ps"] / PS_PER_S,
         "running": wide["running"],
         "waiting": wide["waiting"],
         "num_scheduled_reqs": num_decodes * num_steps + wide["num_prefills"],

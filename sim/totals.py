@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.gaps import FloatArray, GapStatistics, describe, gaps_of, joined
-from sim.gaps import extra_gaps as gaps_between
+from sim.gaps import FloatArray, GapStatistics, describe, gaps_of, joined, single_gaps
 from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray
 
@@ -96,7 +95,7 @@ def add_up(
     integrals = dict.fromkeys([*(f"kv_{state}_slots" for state in slot_states), "running"], 0.0)
     sums = dict.fromkeys(["num_steps", *COUNTS], 0)
     most = dict.fromkeys(["running", "held_slots"], 0)
-    gaps = [gaps_between(extra_gaps)]
+    gaps = [single_gaps(extra_gaps)]
     tokens = _TokensInSecond(first_served_ps)
     for chunk in chunks:
         duration = chunk["duration_ps"].astype(np.float64)

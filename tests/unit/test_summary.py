@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cli import main
-from sim.gaps import describe, extra_gaps
+from sim.gaps import describe, single_gaps
 from sim.summary import _inter_token_latency, _peak_per_second
 
 SLOW = ("--step-time", "linear:0.01,1e-3,1e-6")
@@ -25,7 +25,7 @@ STATES = ("live", "reserved", "internal", "external", "cached", "free")
 @settings(deadline=None)
 def test_pooled_gaps_equal_the_expanded_list(gaps: dict[int, int]) -> None:
     expanded = np.repeat(list(gaps), list(gaps.values())) / 1e12
-    got = _inter_token_latency(describe(extra_gaps(gaps)))
+    got = _inter_token_latency(describe(single_gaps(gaps)))
     expected = {
         "mean_itl_ms": expanded.mean(),
         "median_itl_ms": np.percentile(expanded, 50),
@@ -38,7 +38,7 @@ def test_pooled_gaps_equal_the_expanded_list(gaps: dict[int, int]) -> None:
 
 
 def test_no_gaps() -> None:
-    nothing = _inter_token_latency(describe(extra_gaps({})))
+    nothing = _inter_token_latency(describe(single_gaps({})))
     assert set(nothing.values()) == {None}
 
 

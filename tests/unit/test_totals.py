@@ -21,10 +21,10 @@ from sim.gaps import (
     FloatArray,
     GapRuns,
     describe,
-    extra_gaps,
     gaps_of,
     joined,
     neighbours,
+    single_gaps,
 )
 from sim.timing.base import TICKS_PER_PS, TICKS_PER_S
 from sim.totals import COUNTS, Rows, Totals, add_up
@@ -53,7 +53,7 @@ class Run:
 
 
 def gather(chunks: Sequence[Rows], gaps: Mapping[int, int]) -> GapRuns:
-    return joined([extra_gaps(gaps), *map(gaps_of, chunks)])
+    return joined([single_gaps(gaps), *map(gaps_of, chunks)])
 
 
 def make_rows(runs: list[Run], start: int = 0) -> Rows:
