@@ -143,11 +143,9 @@ class Engine:
         scheduler = self._scheduler
         if self._next_request is None or num_steps == 1 or not scheduler.admits_arrivals:
             return num_steps
-        first, increment = self._decode_times(
-            self._scheduler.num_decodes, self._scheduler.decode_context
-        )
+        first, increment = self._decode_times(scheduler.num_decodes, scheduler.decode_context)
         left = self._next_arrival - self._clock
-        if num_steps * first + increment * (num_steps * (num_steps - 1) // 2) <= left:
+        if run_ticks(first, increment, num_steps) <= left:
             return num_steps
         return steps_until(left, first, increment)
 
@@ -160,8 +158,7 @@ class Engine:
         if not output.num_decodes:
             return StepTimes(0, 0, 1, 0)
         first, increment = self._decode_times(output.num_decodes, output.decode_context)
-        total = num_steps * first + increment * (num_steps * (num_steps - 1) // 2)
-        return StepTimes(first, increment, num_steps, total)
+        return StepTimes(first, increment, num_steps, run_ticks(first, increment, num_steps))
 
     def _decode_times(self, num_decodes: int, decode_context: int) -> tuple[int, int]:
         """Answer the time of a step that only decodes, and what each step after it lasts longer."""
@@ -169,11 +166,13 @@ class Engine:
         return fixed + per_context * decode_context, per_context * num_decodes
 
 
-def steps_until(ticks: int, first: int, increment: int) -> int:
-    """Answer the fewest steps that last *ticks* or longer, at least 1.
+def run_ticks(first: int, increment: int, num_steps: int) -> int:
+    """Answer how long *num_steps* steps last, of which step j lasts ``first + j * increment``."""
+    return num_steps * first + increment * (num_steps * (num_steps - 1) // 2)
 
-    Step j lasts ``first + j * increment``; n steps last ``n * first + increment * n (n - 1) / 2``.
-    """
+
+def steps_until(ticks: int, first: int, increment: int) -> int:
+    """Answer the fewest steps that last *ticks* or longer (`run_ticks`), at least 1."""
     if ticks <= first:
         return 1
     if not increment:
@@ -181,6 +180,6 @@ def steps_until(ticks: int, first: int, increment: int) -> int:
     # The root of increment / 2 n^2 + (first - increment / 2) n - ticks, then mend the rounding.
     b = 2 * first - increment
     n = max(1, (isqrt(b * b + 8 * increment * ticks) - b) // (2 * increment))
-    while n * first + increment * n * (n - 1) // 2 < ticks:
+    while run_ticks(first, increment, n) < ticks:
         n += 1
     return n
