@@ -111,7 +111,7 @@ class Scheduler:
         if self.waiting and not output.preempted:
             self._schedule_waiting(output, budget, threshold)
         output.num_decodes = self.num_decodes
-        output.decode_context = self._offset_sum + self.num_decodes * (self.step + 1)
+        output.decode_context = self.decode_context
         if output.prefills:
             self._count_prefills(output)
         return output
@@ -224,7 +224,7 @@ class Scheduler:
         num_seats = self._max_num_seqs - len(running)
         if num_seats <= 0 or budget <= 0:
             return
-        if self._refused is waiting[0] and self._is_refused(budget):
+        if self._is_refused(budget):
             output.num_refusals += output.num_steps * (not self._refused_length)
             return
         came: list[Request] = []
@@ -276,12 +276,15 @@ class Scheduler:
         self._refused_length = length
 
     def _is_refused(self, budget: int) -> bool:
-        """Whether the head of the queue, which was refused, would be refused again.
+        """Whether the head of the queue was refused, and would be refused again.
 
         For memory: as long as none came free, and with no less budget (a shorter chunk needs less
         room). For budget: as long as its whole prompt is longer.
         """
-        if self._refused_generation != self._runs.generation:
+        if (
+            self._refused is not self.waiting[0]
+            or self._refused_generation != self._runs.generation
+        ):
             return False
         if self._refused_length:
             return self._refused_length > budget
@@ -293,7 +296,7 @@ class Scheduler:
             self.waiting
             and budget > 0
             and len(self.running) < self._max_num_seqs
-            and not (self._refused is self.waiting[0] and self._is_refused(budget))
+            and not self._is_refused(budget)
         )
 
     def _admit(self, requests: list[Request], output: SchedulerOutput) -> None:
@@ -328,12 +331,12 @@ class Scheduler:
             self._prefilling.remove(request)
         del self.running[request]
         request.status = PREEMPTED
+        request.num_preemptions += 1
         self._allocator.free(request)
         request.max_num_computed_tokens = max(
             request.max_num_computed_tokens, request.num_computed_tokens
         )
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
         self.waiting.appendleft(request)
         output.preempted.append(request)
 
@@ -344,7 +347,7 @@ class Scheduler:
             request.is_decoding = True
             request.offset = offset = request.num_computed_tokens - step
             self._offset_sum += offset
-            last_step = request.final_num_computed_tokens - 1 - offset
+            last_step = self._last_step(request)
             last = finishing.get(last_step)
             if last is None:
                 finishing[last_step] = [request]

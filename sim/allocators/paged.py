@@ -45,14 +45,12 @@ class PagedAllocator:
         self.block_size = pool.block_size
         self.generation = 0
         self.taken = NOTHING_TAKEN
-        self._max_model_len = max_model_len
         self._num_usable_blocks = pool.num_gpu_blocks - NULL_BLOCKS
         self._watermark_blocks = int(watermark * pool.num_gpu_blocks)
         self._tables: dict[Request, list[int]] = {}
         self._returned: list[int] = []
         self._next_unused = NULL_BLOCKS
         self._num_free = self._num_usable_blocks
-        self._num_evictable = 0  # of the free ones, cached
         self._live = 0
         self._internal = 0
         self._step = 0  # the next one
@@ -115,31 +113,21 @@ class PagedAllocator:
             if never_written > 0:  # the last block it will ever need
                 self._internal += never_written
         self._live += num_new_tokens
-        if self.enable_caching:
-            self._after_grant(request, num_tokens)
+        self._after_grant(request, num_tokens)
         return Allocation(new_blocks)
 
     def free(self, request: Request) -> None:
         """Take back its blocks, tail first (see `Allocator.free`)."""
         table = self._tables.pop(request)
-        num_blocks = len(table)
-        never_written = num_blocks * self.block_size - request.final_num_computed_tokens
-        if never_written > 0:
-            self._internal -= never_written
-        if self.enable_caching:
-            self._release(request, table)
-        else:
-            # Offered tail first and put at the front as one run: the tail block is taken next.
-            self._returned += table
-            self._num_free += num_blocks
-            self._live -= request.num_computed_tokens
+        self._internal -= self._never_written(request, len(table))
+        self._release(request, table)
         self.generation += 1
 
     def stats(self) -> MemoryStats:
         """Answer the split of the pool (see `Allocator.stats`)."""
         size = self.block_size
         held = (self._num_usable_blocks - self._num_free) * size
-        cached = self._num_evictable * size
+        cached = self._num_cached_blocks() * size
         live, internal = self._live, self._internal
         return MemoryStats(
             self._num_usable_blocks * size,
@@ -201,7 +189,7 @@ class PagedAllocator:
         size = self.block_size
         tables, num_blocks, (first, second) = needs
         held = (first * size, second * size)
-        num_unhashed = self._num_free - self._num_evictable
+        num_unhashed = self._num_free - self._num_cached_blocks()
         blocks = self._take(num_blocks)
         if num_blocks == len(tables):
             _deal(blocks, tables)
@@ -292,18 +280,21 @@ class PagedAllocator:
         """Remove blocks from the front of the free list; there are enough."""
         self._num_free -= num_blocks
         returned = self._returned
-        if 0 < num_blocks <= len(returned):
-            blocks = returned[: -num_blocks - 1 : -1]
-            del returned[-num_blocks:]
-            return blocks
-        blocks = returned[::-1] if num_blocks else []
-        if blocks:
-            returned.clear()
-        first = self._next_unused
-        end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
-        self._next_unused = end
-        blocks += range(first, end)
+        blocks = returned[: -num_blocks - 1 : -1]
+        del returned[len(returned) - len(blocks) :]
+        if len(blocks) < num_blocks:
+            first = self._next_unused
+            end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
+            self._next_unused = end
+            blocks += range(first, end)
         return blocks
+
+    def _release(self, request: Request, table: list[int]) -> None:
+        """Put the blocks of *request* on the free list and take its slots from the live ones."""
+        # Offered tail first and put at the front as one run: the tail block is taken next.
+        self._returned += table
+        self._num_free += len(table)
+        self._live -= request.num_computed_tokens
 
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:
         """Answer the free blocks, recounted; *holders* counts the owners of every held block."""
@@ -315,6 +306,10 @@ class PagedAllocator:
 
     # What prefix sharing adds (`sim.allocators.prefix`); plain paging shares and caches nothing.
 
+    def _num_cached_blocks(self) -> int:
+        """Answer how many of the free blocks are kept for reuse."""
+        return 0
+
     def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
         """Answer how many blocks of a hit nobody holds."""
         del request, num_tokens
@@ -324,9 +319,6 @@ class PagedAllocator:
         """Let *request* hold the blocks of its hit; answer them."""
         del request, num_blocks
         return []
-
-    def _release(self, request: Request, table: list[int]) -> None:
-        """Give the blocks of *request* back."""
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
         pass

@@ -37,7 +37,6 @@ class PrefixCachingAllocator(PagedAllocator):
         self._keys: dict[Request, list[Keys]] = {}
         self._num_keyed: dict[Request, int] = {}
         self._keyed: dict[Request, list[IntArray]] = {}  # the first blocks of its table, in parts
-        self._was_preempted: set[Request] = set()
         # Decoding requests that enter a key when they fill a block, by step modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
         self._evictions_matter = False
@@ -78,7 +77,7 @@ class PrefixCachingAllocator(PagedAllocator):
         until_fill = min(((phase - step) % size for phase in self._fill_ring), default=max_steps)
         max_steps = min(max_steps, until_fill or 1)
         if self._evictions_matter:
-            num_unhashed = self._num_free - self._num_evictable
+            num_unhashed = self._num_free - self._num_cached_blocks()
             max_steps = self._ring.steps_within(step, max_steps, num_unhashed) or 1
         granted = super().grant(step, max_steps)
         if granted and not until_fill:
@@ -119,7 +118,7 @@ class PrefixCachingAllocator(PagedAllocator):
 
     def _num_findable(self, request: Request) -> int:
         """Answer how many leading blocks of *request* can be looked up by anybody."""
-        if request in self._was_preempted:
+        if request.num_preemptions:
             return request.final_num_computed_tokens // self.block_size
         return request.num_shareable_tokens // self.block_size
 
@@ -127,11 +126,13 @@ class PrefixCachingAllocator(PagedAllocator):
         """Answer the keys of all that can be looked up of *request*."""
         keys = self._keys.get(request)
         if keys is None:
-            # What no pool can hold is refused and never comes here, so this is bounded.
-            num_blocks = min(self._num_findable(request), self._max_model_len // self.block_size)
-            keys = self._keys[request] = self._prefix_keys.of(request, num_blocks)
+            keys = self._prefix_keys.of(request, self._num_findable(request))
+            self._keys[request] = keys
             self._cache.reserve(self._prefix_keys.num_keys, self._next_unused)
         return keys
+
+    def _num_cached_blocks(self) -> int:
+        return self._cache.num_evictable
 
     def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
         blocks = self._cache.find(self._keys_of(request), num_tokens // self.block_size)
@@ -142,7 +143,6 @@ class PrefixCachingAllocator(PagedAllocator):
         blocks = self._cache.find(self._keys_of(request), num_blocks)
         self._keyed[request] = [blocks]
         num_unheld = self._cache.hold(blocks)
-        self._num_evictable -= num_unheld
         self._num_free -= num_unheld
         self._live += num_unheld * self.block_size
         held: list[int] = blocks.tolist()
@@ -154,7 +154,6 @@ class PrefixCachingAllocator(PagedAllocator):
         if missing:
             evicted, num_keyed = self._cache.evict(missing)
             blocks += evicted
-            self._num_evictable -= missing
             if num_keyed and self._evictions_matter:
                 self.generation += 1
         return blocks
@@ -196,9 +195,8 @@ class PrefixCachingAllocator(PagedAllocator):
     def _release(self, request: Request, table: list[int]) -> None:
         size = self.block_size
         num_full = request.num_computed_tokens // size
-        if request.status is RequestStatus.PREEMPTED and request not in self._was_preempted:
+        if request.status is RequestStatus.PREEMPTED and request.num_preemptions == 1:
             # It will look for its own blocks: give those that were private until now their keys.
-            self._was_preempted.add(request)
             self._keys.pop(request, None)
             num_keyed = self._num_keyed.get(request, 0)
             if num_keyed < num_full:
@@ -218,9 +216,7 @@ class PrefixCachingAllocator(PagedAllocator):
             self._live -= num_freed * size
             num_unheld += num_freed
         self._num_free += num_unheld
-        self._num_evictable = self._cache.num_evictable
         if request.status is RequestStatus.FINISHED_LENGTH_CAPPED:
-            self._was_preempted.discard(request)
             self._keys.pop(request, None)
 
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
@@ -230,7 +226,6 @@ class PrefixCachingAllocator(PagedAllocator):
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:
         self._cache.check_integrity(holders)
         cached = self._cache.evictable()
-        require_equal("cached blocks", self._num_evictable, len(cached))
         unused = range(self._next_unused, self._num_usable_blocks + NULL_BLOCKS)
         entries = [*self._returned, *unused, *cached]
         require_equal("entries of the free list", len(set(entries)), len(entries))
