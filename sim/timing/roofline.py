@@ -85,8 +85,15 @@ class RooflineStepTime:
         """Compute the constants of *model* on *gpu*.
 
         Raises:
-            ConfigError: there is no fit for the GPU, or the model's heads are outside the fits.
+            ConfigError: there is no fit for the GPU, the model has experts or latent attention, or
+                its heads are outside the fits.
         """
+        if model.is_moe or model.is_mla:
+            what = "experts" if model.is_moe else "latent attention"
+            raise ConfigError(
+                f"--step-time roofline is fitted for dense models; {model.name} has {what}: "
+                "choose --step-time linear:... or constant:..."
+            )
         fit = _fit_of(gpu)
         decode, prefill = fit["decode_attention"], fit["prefill_attention"]
         heads, kv_heads, dim = (

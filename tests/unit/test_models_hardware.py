@@ -1,10 +1,13 @@
 """Models and GPUs by name."""
 
+import re
+
+import msgspec
 import pytest
 
 from sim.errors import ConfigError
 from sim.hardware import GIB, get_gpu, gpu_names
-from sim.models import get_model, model_names
+from sim.models import check_model, count_parameters, get_model, model_names, parameter_counts
 from sim.timing.roofline import fitted_gpu_names
 
 
@@ -32,15 +35,61 @@ def test_an_unknown_model_is_refused_with_the_nearest(wrong: str, nearest: str) 
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_parameters_follow_from_the_shapes(name: str) -> None:
-    """The row's count is that of its own shapes, norms and biases apart."""
-    m = get_model(name)
-    attention = m.hidden_size * m.head_dim * (2 * m.num_attention_heads + 2 * m.num_key_value_heads)
-    mlp = (3 if m.gated_mlp else 2) * m.hidden_size * m.intermediate_size
-    embeddings = (1 if m.tie_word_embeddings else 2) * m.vocab_size * m.hidden_size
-    computed = m.num_hidden_layers * (attention + mlp) + embeddings
-    assert computed == pytest.approx(m.num_parameters, rel=1e-3)
-    assert m.source
+def test_every_model_has_a_source(name: str) -> None:
+    assert get_model(name).source
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [  # billions, as the models' cards say
+        ("Llama-3.1-8B", 8.03, 8.03),
+        ("Mixtral-8x7B-v0.1", 46.7, 12.9),
+        ("Qwen3-30B-A3B", 30.5, 3.3),
+        ("Qwen3-235B-A22B", 235, 22),
+        ("DeepSeek-V2-Lite", 15.7, 2.7),  # the card's 2.4 leaves out one embedding
+        ("DeepSeek-V3", 671, 37),
+    ],
+)
+def test_parameters_are_those_that_the_cards_say(name: str, total: float, active: float) -> None:
+    model = get_model(name)
+    assert count_parameters(model) / 1e9 == pytest.approx(total, rel=5e-3)
+    assert count_parameters(model, active=True) / 1e9 == pytest.approx(active, rel=2e-2)
+
+
+def test_qwen3_30b_a3b_by_hand() -> None:
+    model = get_model("Qwen3-30B-A3B-Instruct-2507")
+    assert parameter_counts(model) == (
+        2 * 151_936 * 2048,
+        48 * 2 * 2048 * 4 * 128,
+        48 * 2048 * 128,
+        48 * (2 * 2048 * 32 * 128 + 128 * 3 * 2048 * 768),
+    )
+    assert count_parameters(model) == model.num_parameters == 30_531_911_680
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("opt-13b", {"num_hidden_layers": 0}, "num_hidden_layers 0: expected at least 1"),
+        ("Llama-3.1-8B", {"num_key_value_heads": 5}, "num_attention_heads 32: expected a multiple"),
+        ("Llama-3.1-8B", {"num_parameters": 8_039_000_000}, "the shapes imply 8029995008"),
+        ("Llama-3.1-8B", {"num_experts_per_tok": 2}, "num_experts 0: expected at least 1"),
+        ("Llama-3.1-8B", {"q_lora_rank": 512}, "kv_lora_rank 0: expected at least 1"),
+        (
+            "Mixtral-8x7B-v0.1",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok 9: expected at most",
+        ),
+        ("Mixtral-8x7B-v0.1", {"num_dense_layers": 32}, "num_dense_layers 32: expected fewer"),
+        ("DeepSeek-V3", {"head_dim": 128}, "head_dim 128: expected qk_nope_head_dim + qk_rope"),
+    ],
+)
+def test_a_model_that_contradicts_itself_is_refused(
+    name: str, change: dict[str, int], message: str
+) -> None:
+    model = msgspec.structs.replace(get_model(name), **change)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_model(model)
 
 
 @pytest.mark.parametrize("name", ["RTX-4090", "rtx 4090", "RTX4090", "rtx_4090"])
