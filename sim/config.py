@@ -147,6 +147,32 @@ class TimingConfig(_Concern, frozen=True):
             "linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN or constant:SECONDS."
         ),
     ] = "roofline"
+    timing_table: Annotated[
+        str | None,
+        Meta(
+            description="Parquet file of measured kernel times (`kvsim tables`, kvsim only); what "
+            "it has not is priced by the roofline."
+        ),
+    ] = None
+    timing_fallback: Annotated[
+        Literal["error", "roofline"],
+        Meta(
+            description="Sizes and heads that the timing table has no rows for: refuse them, or "
+            "price them by the roofline and say how many (kvsim only)."
+        ),
+    ] = "error"
+    host_overhead: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Seconds that a step lasts beyond its kernels (kvsim only).",
+        ),
+    ] = 0.0
+    enforce_eager: Annotated[
+        bool,
+        Meta(description="No CUDA graphs: tokens are not padded to the size of one."),
+    ] = False
 
 
 class OutputConfig(_Concern, frozen=True):

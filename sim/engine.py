@@ -17,7 +17,7 @@ from sim.metrics import Recorder, StepTimes
 from sim.request import make_requests
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
-from sim.timing.base import TICKS_PER_PS, StepTimeModel
+from sim.timing.base import TICKS_PER_PS, UNLIMITED, StepTimeModel
 from workloads.record import Trace
 
 _Process = Generator[simpy.Event, Any, None]
@@ -139,11 +139,21 @@ class Engine:
         return not scheduler.running and not scheduler.waiting
 
     def _max_steps(self, num_steps: int) -> int:
-        """Answer how many of *num_steps* may pass before an arrival has to be looked at."""
+        """Answer how many of *num_steps* may pass before an arrival has to be looked at.
+
+        No more than last longer and longer evenly: `DecodeLine`.
+        """
+        if num_steps == 1:
+            return 1
         scheduler = self._scheduler
-        if self._next_request is None or num_steps == 1 or not scheduler.admits_arrivals:
+        num_decodes, context = scheduler.num_decodes, scheduler.decode_context
+        line = self._step_time.decode_line(num_decodes, context)
+        if line.max_context < UNLIMITED:  # the next step on another line is another run
+            num_steps = min(num_steps, (line.max_context - context) // num_decodes + 1)
+        if self._next_request is None or not scheduler.admits_arrivals:
             return num_steps
-        first, increment = self._decode_times(scheduler.num_decodes, scheduler.decode_context)
+        first = line.fixed + line.per_context * context
+        increment = line.per_context * num_decodes
         left = self._next_arrival - self._clock
         if run_ticks(first, increment, num_steps) <= left:
             return num_steps
@@ -162,7 +172,7 @@ class Engine:
 
     def _decode_times(self, num_decodes: int, decode_context: int) -> tuple[int, int]:
         """Answer the time of a step that only decodes, and what each step after it lasts longer."""
-        fixed, per_context = self._step_time.decode_line(num_decodes)
+        fixed, per_context, _ = self._step_time.decode_line(num_decodes, decode_context)
         return fixed + per_context * decode_context, per_context * num_decodes
 
 

@@ -2,7 +2,8 @@
 
 ConfigError
  ├─ CapacityError
- └─ FileError
+ ├─ FileError
+ └─ TimingRangeError
 """
 
 
@@ -16,3 +17,7 @@ class CapacityError(ConfigError):
 
 class FileError(ConfigError):
     """A folder or file that cannot be read or written: which, and why."""
+
+
+class TimingRangeError(ConfigError):
+    """A step that no measurement covers: its size, the range that was measured, and what helps."""

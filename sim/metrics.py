@@ -4,7 +4,7 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ _STEP_COLUMNS = (
     "running",
     "waiting",
     "num_decodes",
+    "decode_context",
     "num_prefills",
     "num_prefill_tokens",
     "num_late_decodes",
@@ -160,6 +161,7 @@ class Recorder:
                 num_running,
                 num_waiting,
                 output.num_decodes,
+                output.batch.decode_context if num_prefills else output.decode_context,
                 num_prefills,
                 sum([chunk for chunk, _ in chunks]) if chunks else 0,
                 num_prefills - len(chunks),
@@ -256,8 +258,12 @@ class Recorder:
     @property
     def totals(self) -> Totals:
         """The rows added up, anew each time."""
+        return self.add_up(self.step_chunks())
+
+    def add_up(self, chunks: Iterable[Columns]) -> Totals:
+        """Answer the sums over *chunks*, which are `step_chunks`."""
         return add_up(
-            self.step_chunks(),
+            chunks,
             slot_states=SLOT_STATES,
             extra_gaps=self._gaps,
             first_served_ps=self._first_served_ps,

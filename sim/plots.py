@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sim.files import atomic
 from sim.metrics import SLOT_STATES
-from sim.results import atomic
 
 NUM_BINS = 300
 """Points a curve: each is the time-weighted mean of its bin, so no step is lost."""

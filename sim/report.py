@@ -27,10 +27,11 @@ def percent(share: float | None) -> float | None:
 
 def provenance(summary: Summary) -> str:
     """Answer where sizes and times come from: the first lines of every report."""
-    return (
-        f"timing: {summary['timing']} ({summary['timing_provenance']})\n"
-        f"KV pool: {summary['kv_pool_provenance']}"
-    )
+    lines = [f"timing: {summary['timing']}", f"KV pool: {summary['kv_pool_provenance']}"]
+    if summary["timing_steps_outside"]:
+        outside = f"{summary['timing_steps_outside']:,} of {summary['num_steps']:,} steps"
+        lines.insert(1, f"timing: {outside} are beyond the table: priced by the roofline")
+    return "\n".join(lines)
 
 
 def run_report(summary: Summary) -> str:
@@ -52,9 +53,19 @@ def run_report(summary: Summary) -> str:
         lines.append(f"{title:-^{_WIDTH}}")
         for kind, prefix in (("Mean", "mean"), ("Median", "median"), ("P99", "p99")):
             lines.append(_line(f"{kind} {short} (ms):", summary[f"{prefix}_{key}_ms"]))
+    if summary["step_time_s"]:
+        lines.append(f"{'Where Steps Spend Time':-^{_WIDTH}}")
+        lines += _timing_lines(summary)
     lines += _kv_lines(summary)
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
+
+
+def _timing_lines(summary: Summary) -> list[str]:
+    terms: dict[str, float] = summary["step_time_s"]
+    total = sum(terms.values())
+    largest_first = sorted(terms.items(), key=lambda item: -item[1])
+    return [_line(f"{term} (% of step time):", 100 * time / total) for term, time in largest_first]
 
 
 def _kv_lines(summary: Summary) -> list[str]:

@@ -1,11 +1,9 @@
 """Result files: written whole or not at all; equal configuration and trace give equal bytes."""
 
 import itertools
-import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.errors import FileError
+from sim.files import atomic, reason, temporary_file, write_json
 from sim.simulation import RunResult
 from workloads.errors import plain
 
@@ -29,7 +28,7 @@ def make_output_dir(path: str | Path) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _temporary(folder / "writable"):
+        with temporary_file(folder / "writable"):
             pass
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise FileError(
@@ -37,50 +36,6 @@ def make_output_dir(path: str | Path) -> Path:
             "expected a folder that can be made and written to"
         ) from None
     return folder
-
-
-def reason(error: OSError | ValueError) -> str:
-    """Answer why, in the system's words, without number and file name."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """Lend an empty file beside *path*, whose name nobody else has; what is there at the end goes.
-
-    Not `tempfile`, whose files are for their owner only.
-    """
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    try:
-        temporary.touch(exist_ok=False)
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """Lend a temporary name beside *path*; what was written there replaces *path* at the end.
-
-    Raises:
-        FileError: it cannot be written; an older *path* is as it was.
-    """
-    try:
-        with _temporary(path) as temporary:
-            yield temporary
-            temporary.replace(path)
-    except OSError as error:
-        raise FileError(
-            f"{plain(str(path))} cannot be written: {reason(error)}; "
-            "expected room and a writable folder"
-        ) from error
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write *value* as indented JSON with a final newline."""
-    with atomic(path) as temporary:
-        encoded = msgspec.json.format(msgspec.json.encode(value), indent=2)
-        temporary.write_bytes(encoded + b"\n")
 
 
 def write_table(folder: Path, name: str, tables: Iterable["pa.Table"], table_format: str) -> None:
@@ -126,8 +81,9 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
     write_json(folder / "compare.json", rows)
     reasons = sorted({reason for row in rows for reason in row["refused"]})
     flat = [
-        {name: value for name, value in row.items() if name != "refused"}
+        {name: value for name, value in row.items() if name not in {"refused", "step_time_s"}}
         | {f"refused_{reason}": row["refused"].get(reason, 0) for reason in reasons}
+        | {f"{term}_s": seconds for term, seconds in row["step_time_s"].items()}
         for row in rows
     ]
     import pyarrow as pa  # noqa: PLC0415  # kvsim run needs it for its tables only
@@ -156,8 +112,7 @@ def manifest(result: RunResult) -> dict[str, Any]:
         },
         "kv_pool": msgspec.to_builtins(result.pool),
         "timing": {
-            "provenance": result.step_time.provenance,
-            "description": result.step_time.description,
+            "sources": [source._asdict() for source in result.step_time.sources],
         },
     }
 

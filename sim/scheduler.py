@@ -410,5 +410,4 @@ class Scheduler:
             else:
                 chunks.append((num_new_tokens, computed))
         output.sampled = sampled
-        num_sampled = output.num_decodes + len(sampled)
-        output.batch = StepBatch(num_decodes, decode_context, tuple(chunks), num_sampled)
+        output.batch = StepBatch(num_decodes, decode_context, tuple(chunks))

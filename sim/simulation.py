@@ -19,7 +19,7 @@ from sim.metrics import Recorder
 from sim.models import get_model
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
-from sim.timing import make_step_time
+from sim.timing import CONTIGUOUS, Deployment, make_step_time
 from sim.timing.base import StepTimeModel
 from workloads.errors import did_you_mean
 from workloads.record import Trace
@@ -87,7 +87,13 @@ class Simulation:
                 f"--save-block-tables: the {config.label} allocator has no blocks; "
                 "expected --allocator paged or prefix"
             )
-        step_time = make_step_time(config.timing.step_time, model_spec, gpu_spec)
+        deployment = Deployment(
+            model_spec,
+            gpu_spec,
+            block_size=CONTIGUOUS if cache.allocator == "contiguous" else cache.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
+        step_time = make_step_time(config.timing, deployment)
         recorder = Recorder(
             trace, cache.block_size, self.allocator.stats().capacity, save_steps=save_steps
         )

@@ -5,13 +5,16 @@ left out of the summary as they are there without ``--save-detailed``.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sim.columns import Columns
 from sim.gaps import PERCENTILES, FloatArray, GapStatistics
 from sim.request import UNSET
 from sim.simulation import RunResult
+from sim.timing.base import StepTimeModel
 from sim.totals import Totals
 from workloads.record import PS_PER_S, IntArray
 
@@ -22,8 +25,10 @@ def summarize(result: RunResult) -> dict[str, Any]:
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
     second of simulated time from the first arrival to the last token.
     """
-    config, trace, totals = result.config, result.trace, result.recorder.totals
-    requests = result.recorder.request_columns()
+    config, trace, recorder = result.config, result.trace, result.recorder
+    spent = _Spent(result.step_time)
+    totals = recorder.add_up(spent.watch(recorder.step_chunks()))
+    requests = recorder.request_columns()
     done = requests["finish_ps"] != UNSET
 
     def seconds(times_ps: IntArray) -> FloatArray:
@@ -62,8 +67,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "num_clipped_requests": int(clipped.sum()),
         "refused": dict(sorted(Counter(result.recorder.refused.values()).items())),
         **_kv_section(result, totals),
-        "timing": result.step_time.description,
-        "timing_provenance": result.step_time.provenance,
+        **spent.section(),
         "kv_pool_provenance": result.pool.provenance,
     }
 
@@ -97,6 +101,33 @@ def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:
         "recomputed_tokens": totals.recomputed_tokens,
         "allocation_refusals": totals.num_refusals,
     }
+
+
+class _Spent:
+    """What steps spent their time on, by the rows that pass by."""
+
+    def __init__(self, step_time: StepTimeModel) -> None:
+        self._step_time = step_time
+        self._terms: dict[str, float] = {}
+        self._num_outside = 0
+
+    def watch(self, chunks: Iterable[Columns]) -> Iterator[Columns]:
+        """Answer *chunks* as they are, and note them."""
+        for rows in chunks:
+            for term, seconds in self._step_time.split(rows).items():
+                self._terms[term] = self._terms.get(term, 0.0) + seconds
+            self._num_outside += self._step_time.steps_outside(rows)
+            yield rows
+
+    def section(self) -> dict[str, Any]:
+        """Answer where step times come from, and the seconds of each term."""
+        sources = self._step_time.sources
+        return {
+            "timing": "; ".join(map(str, sources)),
+            "timing_provenance": ", ".join(dict.fromkeys(s.provenance for s in sources)),
+            "timing_steps_outside": self._num_outside,
+            "step_time_s": self._terms,
+        }
 
 
 def _ratio(part: float, whole: float) -> float | None:

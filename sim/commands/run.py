@@ -10,9 +10,10 @@ import click
 from sim.commands.common import given_by, load_trace, print_json, simulate
 from sim.config import OutputConfig
 from sim.errors import ConfigError
+from sim.files import atomic
 from sim.kv_spec import kv_cache_lines
 from sim.report import provenance, run_report
-from sim.results import atomic, make_output_dir, write_run
+from sim.results import make_output_dir, write_run
 from sim.settings import FLAG_RANK, resolve
 from sim.simulation import Simulation
 from sim.summary import summarize

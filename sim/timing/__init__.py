@@ -2,15 +2,22 @@
 
 from collections.abc import Callable
 
+from sim.config import TimingConfig
 from sim.errors import ConfigError
-from sim.hardware import GpuSpec
-from sim.models import ModelSpec
 from sim.timing.base import StepTimeModel
-from sim.timing.roofline import RooflineStepTime
+from sim.timing.build import CONTIGUOUS, Deployment, kernel_step_time
 from sim.timing.simple import ConstantStepTime, LinearStepTime
 from workloads.errors import did_you_mean
 
-__all__ = ["STEP_TIMES", "ConstantStepTime", "LinearStepTime", "RooflineStepTime", "make_step_time"]
+__all__ = [
+    "CONTIGUOUS",
+    "STEP_TIMES",
+    "ConstantStepTime",
+    "Deployment",
+    "LinearStepTime",
+    "kernel_step_time",
+    "make_step_time",
+]
 
 
 def _numbers(spec: str, usage: str) -> list[float]:
@@ -31,48 +38,46 @@ def _numbers(spec: str, usage: str) -> list[float]:
     return numbers
 
 
-def _constant(spec: str, _model: ModelSpec | None, _gpu: GpuSpec | None) -> StepTimeModel:
+def _constant(timing: TimingConfig, _deployment: Deployment) -> StepTimeModel:
     """Answer the step time of ``constant:SECONDS``."""
-    return ConstantStepTime(*_numbers(spec, "constant:SECONDS"))
+    return ConstantStepTime(*_numbers(timing.step_time, "constant:SECONDS"))
 
 
-def _linear(spec: str, _model: ModelSpec | None, _gpu: GpuSpec | None) -> StepTimeModel:
+def _linear(timing: TimingConfig, _deployment: Deployment) -> StepTimeModel:
     """Answer the step time of ``linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN``, all in seconds."""
-    return LinearStepTime(*_numbers(spec, "linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN"))
+    return LinearStepTime(*_numbers(timing.step_time, "linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN"))
 
 
-def _roofline(spec: str, model: ModelSpec | None, gpu: GpuSpec | None) -> StepTimeModel:
-    """Answer the step time of ``roofline``, which needs a model and a GPU."""
+def _roofline(timing: TimingConfig, deployment: Deployment) -> StepTimeModel:
+    """Answer the step time of ``roofline``: kernel by kernel, from fits or a timing table."""
+    spec = timing.step_time
     if spec != "roofline":
         raise ConfigError(f"--step-time {spec!r}: roofline takes no numbers, expected roofline")
-    if model is None:
-        raise ConfigError("--step-time roofline needs --model")
-    if gpu is None:
-        raise ConfigError("--step-time roofline needs --gpu")
-    return RooflineStepTime(model, gpu)
+    return kernel_step_time(timing, deployment)
 
 
-STEP_TIMES: dict[str, Callable[[str, ModelSpec | None, GpuSpec | None], StepTimeModel]] = {
+STEP_TIMES: dict[str, Callable[[TimingConfig, Deployment], StepTimeModel]] = {
     "constant": _constant,
     "linear": _linear,
     "roofline": _roofline,
 }
-"""Every kind of step time: what makes it from the whole text of ``--step-time``, model and GPU."""
+"""Every kind of step time, by what stands before the colon."""
 
 
-def make_step_time(spec: str, model: ModelSpec | None, gpu: GpuSpec | None) -> StepTimeModel:
-    """Answer the step time that *spec* asks for.
-
-    Args:
-        spec: ``constant:SECONDS``, ``linear:BASE,PER_TOKEN,PER_CONTEXT_TOKEN`` or ``roofline``.
-        model: needed by ``roofline`` only.
-        gpu: needed by ``roofline`` only.
+def make_step_time(timing: TimingConfig, deployment: Deployment) -> StepTimeModel:
+    """Answer the step time that *timing* asks for.
 
     Raises:
         ConfigError: an unknown kind, the wrong count of numbers, a number that is none, negative or
-            not finite, a time that is always zero, or what ``roofline`` needs and lacks.
+            not finite, a time that is always zero, or what `kernel_step_time` refuses.
     """
+    spec = timing.step_time
     kind = spec.partition(":")[0]
     if kind not in STEP_TIMES:
         raise ConfigError(f"--step-time {spec!r} is unknown; {did_you_mean(kind, STEP_TIMES)}")
-    return STEP_TIMES[kind](spec, model, gpu)
+    if kind != "roofline" and timing.timing_table is not None:
+        raise ConfigError(
+            f"--timing-table {timing.timing_table} has no effect on --step-time {spec}: "
+            "leave one of them out"
+        )
+    return STEP_TIMES[kind](timing, deployment)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from sim.columns import Columns
 from workloads.record import PS_PER_S
 
 TICKS_PER_PS = 10**4
@@ -21,47 +22,90 @@ class StepBatch(NamedTuple):
         prefills: ``(chunk, context)`` of every other scheduled request: tokens computed now, and
             tokens attended by the last of them (context ≥ chunk; more behind a cached or earlier
             computed prefix).
-        num_sampled: requests that sample a token at the end of the step.
     """
 
     num_decodes: int
     decode_context: int
     prefills: tuple[tuple[int, int], ...]
-    num_sampled: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
         return self.num_decodes + sum(chunk for chunk, _ in self.prefills)
 
+    @property
+    def num_seqs(self) -> int:
+        """Requests computed in this step."""
+        return self.num_decodes + len(self.prefills)
 
-NO_WORK = StepBatch(0, 0, (), 0)
+
+NO_WORK = StepBatch(0, 0, ())
 """A step that schedules nothing; it takes no time and is never priced."""
 
 
+UNLIMITED = 1 << 62
+"""A context, in tokens, that no step reaches."""
+
+
 class DecodeLine(NamedTuple):
-    """Time of a step that only decodes, in ticks: ``fixed + per_context * decode_context``."""
+    """Time of a step that only decodes, in ticks: ``fixed + per_context * decode_context``.
+
+    It holds for any decode_context up to *max_context*.
+    """
 
     fixed: int
     per_context: int
+    max_context: int = UNLIMITED
+
+
+class TimeSource(NamedTuple):
+    """Where the time of some terms of a step comes from.
+
+    Attributes:
+        terms: what of a step it prices, in the words of the report.
+        provenance: ``measured``, ``fitted`` or ``assumed``.
+        description: table, fit or numbers; what a reader needs to find them again.
+    """
+
+    terms: str
+    provenance: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.terms} {self.provenance} ({self.description})"
 
 
 class StepTimeModel(Protocol):
     """Prices engine steps. Equal batches take equal time."""
 
-    provenance: str
-    """``measured``, ``fitted`` or ``assumed``: what kind of knowledge the times are."""
-
-    description: str
-    """One line for the report: source and parameters."""
+    sources: tuple[TimeSource, ...]
+    """Where the times come from, the largest part of a step first."""
 
     def step_time(self, batch: StepBatch) -> int:
         """Answer how long *batch* takes, in ticks; at least one token is scheduled.
 
         A batch without prefills takes what `decode_line` says.
+
+        Raises:
+            TimingRangeError: nothing is known of such a batch.
         """
         ...
 
-    def decode_line(self, num_decodes: int) -> DecodeLine:
-        """Answer the time of a step that decodes *num_decodes* requests and does nothing else."""
+    def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:
+        """Answer the time of a step that decodes *num_decodes* requests and does nothing else.
+
+        Raises:
+            TimingRangeError: nothing is known of that many requests, or of that much context.
+        """
+        ...
+
+    def split(self, rows: Columns) -> dict[str, float]:
+        """Answer the seconds that each term of a step took over *rows* of steps, largest first.
+
+        *rows* as `sim.metrics.Recorder.step_chunks` answers them. Empty for a time without terms.
+        """
+        ...
+
+    def steps_outside(self, rows: Columns) -> int:
+        """Answer how many steps of *rows*, just run, were priced beyond what was measured."""
         ...

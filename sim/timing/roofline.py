@@ -1,31 +1,31 @@
-"""Step times from the shapes of a model and a roofline fitted to measured kernels.
+"""Kernel times from shapes and a roofline fitted to measured kernels.
 
-Step = layers * (qkv, o, up and down projections + decode attention + prefill attention) + output
-projection of the tokens that are sampled. What is left out: the host, norms, rotary embedding,
-activation functions, the sampler, and L2 reuse; a real step is longer. Decodes and prefills are two
-calls of attention, though vLLM makes one of them where it can.
+What is left out: norms, rotary embedding, activation functions, the sampler, and L2 reuse; a real
+step is longer. Decodes and prefills are two calls of attention, though vLLM makes one of them where
+it can.
 
 The fits and their errors are in ``sim/data/timing_fits.toml``.
 """
 
 from typing import Any
 
+import numpy as np
+
 from sim.errors import ConfigError
+from sim.gaps import FloatArray
 from sim.hardware import GpuSpec
-from sim.kv_spec import dtype_bytes
-from sim.models import ModelSpec
 from sim.tables import load_table
-from sim.timing.base import TICKS_PER_PS, DecodeLine, StepBatch
+from sim.timing.attention import PS_PER_US, RooflineAttention
+from sim.timing.layers import AttentionShape, ExpertShape
 from workloads.record import PS_PER_S
 
-PS_PER_US = 10**6
 PS_PER_NS = 10**3
 
 FITTED_HEAD_DIM = 128
-"""The fits hold for this head_dim only."""
+"""The attention fits hold for this head_dim only."""
 
 MAX_QUERY_HEADS_A_KV_HEAD = 16
-"""The fits hold up to this ratio."""
+"""The attention fits hold up to this ratio."""
 
 
 def fitted_gpu_names() -> list[str]:
@@ -33,185 +33,186 @@ def fitted_gpu_names() -> list[str]:
     return sorted(name for fit in load_table("timing_fits").values() for name in fit["gpus"])
 
 
-def _fit_of(gpu: GpuSpec) -> dict[str, Any]:
-    """Answer the fit of *gpu*; ConfigError, with the GPUs that have one, if there is none."""
-    for fit in load_table("timing_fits").values():
-        if gpu.name in fit["gpus"]:
-            return dict(fit)
-    raise ConfigError(
-        f"--step-time roofline has no fit for --gpu {gpu.name}, only for "
-        f"{', '.join(fitted_gpu_names())}: choose one, or --step-time linear:... or constant:..."
-    )
-
-
-class Gemm:
-    """The time of a matrix product [m, k] x [k, n] on one GPU, in picoseconds.
-
-    t0 + max(2mnk / (eff_flops * peak), (mk + kn + mn) * bytes / (eff_bw * bandwidth)), with all
-    that does not depend on m computed once.
+class Roofline:
+    """One fit, in ps: t0 + max(FLOPs / (eff_flops * peak), bytes / (eff_bw * bandwidth)).
 
     Attributes:
         t0_ps: launch and latency.
-        compute_ps: arithmetic, for each row.
-        fixed_ps: reading the weights.
-        row_ps: reading and writing one row of activations.
+        flop_ps: of one floating-point operation.
+        byte_ps: of one byte read or written.
     """
 
-    __slots__ = ("compute_ps", "fixed_ps", "row_ps", "t0_ps")
+    __slots__ = ("byte_ps", "flop_ps", "t0_ps")
 
-    def __init__(self, fit: dict[str, Any], gpu: GpuSpec, n: int, k: int, num_bytes: int) -> None:
-        """Take the ``gemm`` fit, the sizes n and k, and the bytes of an element."""
-        byte_ps: float = num_bytes * PS_PER_S / (fit["eff_bw"] * gpu.hbm_bandwidth)
+    def __init__(self, fit: dict[str, Any], gpu: GpuSpec) -> None:
         self.t0_ps: float = fit["t0_us"] * PS_PER_US
-        self.compute_ps: float = 2 * n * k * PS_PER_S / (fit["eff_flops"] * gpu.bf16_flops)
-        self.fixed_ps: float = n * k * byte_ps
-        self.row_ps: float = (n + k) * byte_ps
-
-    def time_ps(self, m: int) -> float:
-        """Answer the time of *m* rows, in picoseconds."""
-        compute = self.compute_ps * m
-        memory = self.fixed_ps + self.row_ps * m
-        return self.t0_ps + (compute if compute > memory else memory)
+        self.flop_ps: float = PS_PER_S / (fit["eff_flops"] * gpu.bf16_flops)
+        self.byte_ps: float = PS_PER_S / (fit["eff_bw"] * gpu.hbm_bandwidth)
 
 
-class RooflineStepTime:
-    """Prices a step by a roofline fitted to kernels measured on this kind of GPU.
+class Gemm:
+    """The time of a matrix product [m, k] x [k, n], by m."""
 
-    The fit gives fractions of peak; the peaks are the GPU's own. For A100-40 that extrapolates: the
-    fit was made on the A100-80, which has 31 % more bandwidth.
+    __slots__ = ("_compute_ps", "_fixed_ps", "_row_ps", "_t0_ps")
+
+    def __init__(self, roofline: Roofline, n: int, k: int, num_bytes: float) -> None:
+        """Take the sizes n and k, and the bytes of an element."""
+        byte_ps = num_bytes * roofline.byte_ps
+        self._t0_ps = roofline.t0_ps
+        self._compute_ps = 2 * n * k * roofline.flop_ps
+        self._fixed_ps = n * k * byte_ps
+        self._row_ps = (n + k) * byte_ps
+
+    def at(self, size: float) -> float:
+        """Answer the time of *size* rows, in picoseconds."""
+        compute = self._compute_ps * size
+        memory = self._fixed_ps + self._row_ps * size
+        return self._t0_ps + (compute if compute > memory else memory)
+
+    def at_all(self, sizes: FloatArray) -> FloatArray:
+        """Answer the times of *sizes* [n], in picoseconds."""
+        memory = self._fixed_ps + self._row_ps * sizes
+        return self._t0_ps + np.maximum(self._compute_ps * sizes, memory)
+
+
+class Experts:
+    """The time of a layer's routed experts, by tokens: those touched have their weights read."""
+
+    def __init__(
+        self, roofline: Roofline, shape: ExpertShape, hidden_size: int, num_bytes: float
+    ) -> None:
+        """Take the experts of one rank, and the bytes of an element."""
+        self._roofline, self._shape = roofline, shape
+        self._elements = shape.num_matrices * shape.width * hidden_size
+        self._row_elements = shape.num_matrices * (shape.width + hidden_size)
+        self._num_bytes = num_bytes
+
+    def at(self, size: float) -> float:
+        """Answer the time of *size* tokens, in picoseconds."""
+        pairs = self._shape.assignments(size)
+        elements = self._shape.touched(size) * self._elements + pairs * self._row_elements
+        compute = 2 * pairs * self._elements * self._roofline.flop_ps
+        memory = elements * self._num_bytes * self._roofline.byte_ps
+        return self._roofline.t0_ps + max(compute, memory)
+
+
+class Transfer:
+    """The time of an all-reduce, by tokens: t0 + bytes / bandwidth."""
+
+    def __init__(self, t0_us: float, bandwidth: float, bytes_per_token: int) -> None:
+        """Take latency, and bytes of message a second."""
+        self._t0_ps = t0_us * PS_PER_US
+        self._token_ps = bytes_per_token * PS_PER_S / bandwidth
+
+    def at(self, size: float) -> float:
+        """Answer the time of *size* tokens, in picoseconds."""
+        return self._t0_ps + self._token_ps * size
+
+
+class Fits:
+    """All that is fitted for one GPU. Fits give fractions of peak; the peaks are its own.
+
+    Attributes:
+        extrapolated: what else the report must say of the source; empty if nothing.
     """
 
-    def __init__(self, model: ModelSpec, gpu: GpuSpec) -> None:
-        """Compute the constants of *model* on *gpu*.
+    def __init__(self, gpu: GpuSpec) -> None:
+        """Find the fit of *gpu*.
 
         Raises:
-            ConfigError: there is no fit for the GPU, the model has experts or latent attention, or
-                its heads are outside the fits.
+            ConfigError: there is none; the message has the GPUs that have one.
         """
-        if model.is_moe or model.is_mla:
-            what = "experts" if model.is_moe else "latent attention"
+        fit = next((f for f in load_table("timing_fits").values() if gpu.name in f["gpus"]), None)
+        if fit is None:
             raise ConfigError(
-                f"--step-time roofline is fitted for dense models; {model.name} has {what}: "
-                "choose --step-time linear:... or constant:..."
+                f"--step-time roofline has no fit for --gpu {gpu.name}, only for "
+                f"{', '.join(fitted_gpu_names())}: choose one, or --timing-table, "
+                "--step-time linear:... or constant:..."
             )
-        fit = _fit_of(gpu)
-        decode, prefill = fit["decode_attention"], fit["prefill_attention"]
-        heads, kv_heads, dim = (
-            model.num_attention_heads,
-            model.num_key_value_heads,
-            model.head_dim,
+        self._fit: dict[str, Any] = fit
+        self._gpu = gpu
+        self.system: str = fit["system"]
+        self.page: int = fit.get("page", 64)
+        self.extrapolated = ""
+        if gpu.name != fit["fitted_on"]:
+            self.extrapolated = f", scaled from {fit['fitted_on']} by peak bandwidth"
+
+    def error(self, name: str) -> tuple[float, float]:
+        """Answer the median and 90th percentile of the error of fit *name*, in percent."""
+        return self._fit[name]["error_p50"], self._fit[name]["error_p90"]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a fit *name*."""
+        return name in self._fit
+
+    def gemm(self, n: int, k: int, num_bytes: float) -> Gemm:
+        """Answer the time of a product [tokens, k] x [k, n]; *num_bytes* of an element."""
+        return Gemm(Roofline(self._fit["gemm"], self._gpu), n, k, num_bytes)
+
+    def experts(self, shape: ExpertShape, hidden_size: int, num_bytes: float) -> Experts:
+        """Answer the time of routed experts; by the fit of products where there is no other."""
+        fit = self._fit["moe" if self.has("moe") else "gemm"]
+        return Experts(Roofline(fit, self._gpu), shape, hidden_size, num_bytes)
+
+    def all_reduce(self, num_gpus: int, bytes_per_token: int) -> Transfer:
+        """Answer the time of an all-reduce over *num_gpus*.
+
+        Raises:
+            ConfigError: none was measured for that many.
+        """
+        fits = self._fit.get("all_reduce", {})
+        fit = fits.get(str(num_gpus))
+        if fit is None:
+            known = ", ".join(fits) or "none"
+            raise ConfigError(
+                f"--tensor-parallel-size {num_gpus}: no all-reduce is fitted for {num_gpus} "
+                f"{self._gpu.name}, only for: {known}; choose one, or a --timing-table that has it"
+            )
+        return Transfer(fit["t0_us"], fit["bandwidth"], bytes_per_token)
+
+    def attention(
+        self, shape: AttentionShape, num_bytes: float, kv_bytes: float, decode_factor: float
+    ) -> RooflineAttention:
+        """Answer the time of a layer's attention.
+
+        *num_bytes* of an element of queries and outputs, *kv_bytes* of the cache; *decode_factor*
+        for the block size.
+
+        Raises:
+            ConfigError: the heads are outside what was fitted.
+        """
+        heads, kv_heads, dim, is_mla = shape
+        names = (
+            ("mla_decode", "mla_prefill") if is_mla else ("decode_attention", "prefill_attention")
         )
-        if dim != FITTED_HEAD_DIM or heads > MAX_QUERY_HEADS_A_KV_HEAD * kv_heads:
+        if kv_bytes == 1 and self.has(f"{names[0]}_fp8"):
+            names = (f"{names[0]}_fp8", names[1])
+        if is_mla and not self.has(names[0]):
+            raise ConfigError(
+                f"--step-time roofline has no fit of latent attention on {self._gpu.name}: choose "
+                "--timing-table, --step-time linear:... or constant:..."
+            )
+        if not is_mla and (dim != FITTED_HEAD_DIM or heads > MAX_QUERY_HEADS_A_KV_HEAD * kv_heads):
             raise ConfigError(
                 f"--step-time roofline is fitted for head_dim {FITTED_HEAD_DIM} and at most "
-                f"{MAX_QUERY_HEADS_A_KV_HEAD} query heads a kv head; {model.name} has head_dim "
-                f"{dim}, {heads} query heads and {kv_heads} kv heads: choose --step-time linear:..."
+                f"{MAX_QUERY_HEADS_A_KV_HEAD} query heads a kv head; a rank has {shape}: choose "
+                "--timing-table or --step-time linear:..."
             )
-        self.provenance = "fitted"
-        self.description = (
-            f"roofline fitted to aiconfigurator-core 0.12.0 kernel tables ({fit['system']}): "
-            f"decode p50/p90 error {decode['error_p50']}/{decode['error_p90']} % on "
-            "HBM-resident rows, no host overhead"
+        decode, prefill = (self._fit[name] for name in names)
+        keys_and_values = 1 if is_mla else 2
+        slot_bytes = keys_and_values * kv_heads * dim * kv_bytes
+        bandwidth = self._gpu.hbm_bandwidth
+        decode_byte_ps = decode_factor * PS_PER_S / (decode["eff"] * bandwidth)
+        prefill_byte_ps = PS_PER_S / (prefill["eff_bw"] * bandwidth)
+        flop_ps = PS_PER_S / (prefill["eff_flops"] * self._gpu.bf16_flops)
+        return RooflineAttention(
+            t0=(
+                decode_factor * decode["t0_us"] * PS_PER_US,
+                prefill["t0_us"] * PS_PER_US,
+            ),
+            decode=decode_factor * decode["c_ns"] * PS_PER_NS * kv_heads,
+            per_context=slot_bytes * decode_byte_ps,
+            pair=4 * heads * dim * flop_ps,
+            chunk=2 * heads * dim * num_bytes * prefill_byte_ps,
+            context=slot_bytes * prefill_byte_ps,
         )
-        if gpu.name != fit["fitted_on"]:
-            self.description += f", scaled from {fit['fitted_on']} by peak bandwidth"
-
-        num_bytes = dtype_bytes(model)
-        hidden, inter = model.hidden_size, model.intermediate_size
-
-        def gemm(n: int, k: int) -> Gemm:
-            return Gemm(fit["gemm"], gpu, n, k, num_bytes)
-
-        self.num_layers = model.num_hidden_layers
-        self.layer_gemms = (
-            gemm((heads + 2 * kv_heads) * dim, hidden),
-            gemm(hidden, heads * dim),
-            gemm((2 if model.gated_mlp else 1) * inter, hidden),
-            gemm(hidden, inter),
-        )
-        self.lm_head = gemm(model.vocab_size, hidden)
-
-        byte_ps: float = PS_PER_S / (decode["eff"] * gpu.hbm_bandwidth)
-        self._decode_t0_ps: float = decode["t0_us"] * PS_PER_US
-        self._decode_ps: float = decode["c_ns"] * PS_PER_NS * kv_heads
-        self._decode_context_ps: float = 2 * kv_heads * dim * num_bytes * byte_ps
-
-        byte_ps = PS_PER_S / (prefill["eff_bw"] * gpu.hbm_bandwidth)
-        self._prefill_t0_ps: float = prefill["t0_us"] * PS_PER_US
-        self._pair_ps: float = 4 * heads * dim * PS_PER_S / (prefill["eff_flops"] * gpu.bf16_flops)
-        self._chunk_ps: float = 2 * heads * dim * num_bytes * byte_ps
-        self._context_ps: float = 2 * kv_heads * dim * num_bytes * byte_ps
-        self._lines: dict[int, DecodeLine] = {}
-        self._gemms_ps: dict[int, float] = {}
-
-    def decode_attention_ps(self, num_decodes: int, decode_context: int) -> float:
-        """Answer the time of one layer's decode attention, in picoseconds; 0 without decodes.
-
-        Linear in both: *decode_context* is the sum of the contexts of *num_decodes* requests.
-        """
-        if num_decodes == 0:
-            return 0.0
-        return (
-            self._decode_t0_ps
-            + self._decode_ps * num_decodes
-            + self._decode_context_ps * decode_context
-        )
-
-    def prefill_attention_ps(self, prefills: tuple[tuple[int, int], ...]) -> float:
-        """Answer the time of one layer's attention over all chunks in one call, in picoseconds.
-
-        A chunk of n tokens that ends at context c attends n * (c - n) + n * n / 2 pairs, reads the
-        keys and values of c tokens, reads queries and writes outputs of n tokens. At c = n this is
-        the fitted formula: 2 * heads * head_dim * n * n FLOPs, and
-        n * head_dim * (2 * heads + 2 * kv_heads) elements moved.
-        """
-        if not prefills:
-            return 0.0
-        pairs = 0.0
-        chunks = contexts = 0
-        for chunk, context in prefills:
-            pairs += chunk * (context - 0.5 * chunk)
-            chunks += chunk
-            contexts += context
-        return (
-            self._prefill_t0_ps
-            + self._pair_ps * pairs
-            + self._chunk_ps * chunks
-            + self._context_ps * contexts
-        )
-
-    def step_time(self, batch: StepBatch) -> int:
-        """Answer the time of *batch*, in ticks."""
-        num_decodes, decode_context, prefills, num_sampled = batch
-        if not prefills:
-            fixed, per_context = self.decode_line(num_decodes)
-            return fixed + per_context * decode_context
-        num_tokens = num_decodes
-        for chunk, _ in prefills:
-            num_tokens += chunk
-        layer = self._layer_gemms_ps(num_tokens) + self.prefill_attention_ps(prefills)
-        if num_decodes:
-            layer += self.decode_attention_ps(num_decodes, decode_context)
-        step = self.num_layers * layer
-        if num_sampled:
-            step += self.lm_head.time_ps(num_sampled)
-        return round(step * TICKS_PER_PS)
-
-    def decode_line(self, num_decodes: int) -> DecodeLine:
-        """Answer the line of *num_decodes* requests; each is computed once."""
-        line = self._lines.get(num_decodes)
-        if line is None:
-            layer = self._layer_gemms_ps(num_decodes) + self.decode_attention_ps(num_decodes, 0)
-            step = self.num_layers * layer + self.lm_head.time_ps(num_decodes)
-            slope = self.num_layers * self._decode_context_ps
-            line = DecodeLine(round(step * TICKS_PER_PS), round(slope * TICKS_PER_PS))
-            self._lines[num_decodes] = line
-        return line
-
-    def _layer_gemms_ps(self, num_tokens: int) -> float:
-        """Answer the time of one layer's products; each number of tokens is computed once."""
-        layer = self._gemms_ps.get(num_tokens)
-        if layer is None:
-            layer = sum((gemm.time_ps(num_tokens) for gemm in self.layer_gemms), start=0.0)
-            self._gemms_ps[num_tokens] = layer
-        return layer

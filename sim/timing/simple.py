@@ -1,7 +1,8 @@
 """Step times that are assumed: a constant, and a linear function of tokens and context."""
 
+from sim.columns import Columns
 from sim.errors import ConfigError
-from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch
+from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch, TimeSource
 
 MAX_S = 1_000_000
 """Longest step in seconds; it stays far below the 106 days that int64 picoseconds can hold."""
@@ -17,7 +18,22 @@ def _to_ticks(what: str, seconds: float) -> int:
     return ticks
 
 
-class ConstantStepTime:
+class _Assumed:
+    """A time of whole steps that nobody measured."""
+
+    def __init__(self, description: str) -> None:
+        self.sources: tuple[TimeSource, ...] = (TimeSource("step", "assumed", description),)
+
+    def split(self, rows: Columns) -> dict[str, float]:  # noqa: ARG002  # part of the contract
+        """Answer no terms."""
+        return {}
+
+    def steps_outside(self, rows: Columns) -> int:  # noqa: ARG002  # part of the contract
+        """Answer none: the time holds for any step."""
+        return 0
+
+
+class ConstantStepTime(_Assumed):
     """Every step lasts equally long, whatever it computes."""
 
     def __init__(self, seconds: float) -> None:
@@ -26,8 +42,7 @@ class ConstantStepTime:
         Raises:
             ConfigError: *seconds* is negative, zero or not finite.
         """
-        self.provenance = "assumed"
-        self.description = f"constant, {seconds} s a step"
+        super().__init__(f"constant, {seconds} s a step")
         self._line = DecodeLine(_to_ticks("constant:SECONDS", seconds), 0)
         if self._line.fixed == 0:
             raise ConfigError(
@@ -38,12 +53,12 @@ class ConstantStepTime:
         """Answer the constant, in ticks."""
         return self._line.fixed
 
-    def decode_line(self, num_decodes: int) -> DecodeLine:  # noqa: ARG002  # part of the contract
+    def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:  # noqa: ARG002
         """Answer a level line."""
         return self._line
 
 
-class LinearStepTime:
+class LinearStepTime(_Assumed):
     """A step lasts base + per_token * tokens + per_context_token * context.
 
     Tokens are those computed in the step. Context is the sum, over scheduled requests, of the
@@ -57,8 +72,7 @@ class LinearStepTime:
         Raises:
             ConfigError: a coefficient is negative or not finite, or all are zero.
         """
-        self.provenance = "assumed"
-        self.description = (
+        super().__init__(
             f"linear, {base} s + {per_token} s a token + {per_context_token} s a context token"
         )
         self.base = _to_ticks("linear's BASE", base)
@@ -78,7 +92,7 @@ class LinearStepTime:
             context += attended
         return self.base + self.per_token * num_tokens + self.per_context_token * context
 
-    def decode_line(self, num_decodes: int) -> DecodeLine:
+    def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:  # noqa: ARG002
         """Answer the line of *num_decodes* tokens; each is computed once."""
         line = self._lines.get(num_decodes)
         if line is None:

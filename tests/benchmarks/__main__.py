@@ -17,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from sim.results import write_json
+from sim.files import write_json
 from tests.benchmarks.charts import draw
 from tests.benchmarks.loop import HEADER, line, measure_all
 from tests.benchmarks.measure import Measurement

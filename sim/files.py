@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from sim.errors import FileError
+from workloads.errors import plain
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Answer why, in the system's words, without number and file name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+@contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """Lend an empty file beside *path*, whose name nobody else has; what is there at the end goes.
+
+    Not `tempfile`, whose files are for their owner only.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        temporary.touch(exist_ok=False)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Lend a temporary name beside *path*; what was written there replaces *path* at the end.
+
+    Raises:
+        FileError: it cannot be written; an older *path* is as it was.
+    """
+    try:
+        with temporary_file(path) as temporary:
+            yield temporary
+            temporary.replace(path)
+    except OSError as error:
+        raise FileError(
+            f"{plain(str(path))} cannot be written: {reason(error)}; "
+            "expected room and a writable folder"
+        ) from error
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write *value* as indented JSON with a final newline."""
+    with atomic(path) as temporary:
+        encoded = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        temporary.write_bytes(encoded + b"\n")

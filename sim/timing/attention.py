@@ -1,0 +1,311 @@
+"""The time of one layer's attention, from a table of measured calls or from a fitted roofline.
+
+Decodes are priced by their number and the sum of their contexts: a batch of mixed lengths as one of
+equal lengths (measured by LLMServingSim on an RTX 4090, the latter takes 1.02 times as long at the
+median).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.gaps import FloatArray
+from sim.timing.base import UNLIMITED
+from sim.timing.curves import Bracket, bracket
+from sim.timing.table import TimingTable
+from workloads.record import IntArray
+
+PS_PER_US = 10**6
+
+Prefills = Sequence[tuple[int, int]]
+"""(chunk, context) as `sim.timing.base.StepBatch` has them."""
+
+
+class Segment(NamedTuple):
+    """Decode attention, in picoseconds: ``fixed + per_context * context`` up to *max_context*."""
+
+    max_context: int
+    fixed: float
+    per_context: float
+
+
+class AttentionCost(Protocol):
+    """Prices the attention of one layer in one step. Times in picoseconds."""
+
+    covers: str
+    """The range of sizes that it prices, in words."""
+
+    def decode_segments(self, num_decodes: int) -> list[Segment]:
+        """Answer the time of *num_decodes* decodes by the sum of their contexts, ascending.
+
+        Empty, or short of `UNLIMITED`, where nothing more is known. No per_context is negative.
+        """
+        ...
+
+    def step_time(self, prefills: Prefills, num_decodes: int, decode_context: int) -> float | None:
+        """Answer the time of a step with one or more *prefills*; None if nothing is known of it."""
+        ...
+
+
+def decode_time(segments: Sequence[Segment], context: int) -> float | None:
+    """Answer the time of decodes that attend *context* tokens in all; None beyond *segments*."""
+    for segment in segments:
+        if context <= segment.max_context:
+            return segment.fixed + segment.per_context * context
+    return None
+
+
+class TableAttention:
+    """Attention as measured: linear between the batches and contexts of a table.
+
+    Decodes and the chunks of a step are one call where the table has such rows, else two. Of
+    several chunks, each after the first adds what it takes beyond the shortest chunk measured.
+    """
+
+    def __init__(self, table: TimingTable, decode_factor: float = 1.0) -> None:
+        """Take rows of one kernel and shape; *decode_factor* for another block size than theirs."""
+        self._factor = decode_factor
+        self._decode = _Grid(table.where(op="decode_attention"), ("batch", "context"))
+        one = table.where(op="prefill_attention", batch=1)
+        self._prefill = _Grid(one, ("query_len", "query_context"))
+        names = ("batch", "context", "query_len", "query_context")
+        self._mixed = _Grid(table.where(op="mixed_attention"), names)
+        self._segments: dict[int, list[Segment]] = {}
+        self.covers = "; ".join(
+            f"{what}: {grid.covers}"
+            for what, grid in (
+                ("decodes", self._decode),
+                ("a chunk", self._prefill),
+                ("a chunk with decodes", self._mixed),
+            )
+            if grid
+        )
+
+    def decode_segments(self, num_decodes: int) -> list[Segment]:
+        """Answer the time between the knots of the table; each *num_decodes* is looked up once."""
+        segments = self._segments.get(num_decodes)
+        if segments is None:
+            histories, times = self._decode_knots(num_decodes)
+            segments = _segments(histories + num_decodes, self._factor * times)
+            self._segments[num_decodes] = segments
+        return segments
+
+    def _decode_knots(self, num_decodes: int) -> tuple[FloatArray, FloatArray]:
+        """Answer the total histories, ascending, between which time is linear, and those times."""
+        place = bracket(self._decode.knots[0], num_decodes) if self._decode else None
+        if place is None:
+            return np.array([]), np.array([])
+        histories = self._decode.knots[1]
+        low, high = (_growing(self._decode.times[row]) for row in place[:2])
+        times = low + place.weight * (high - low)
+        measured = np.isfinite(times)
+        return num_decodes * np.array(histories)[measured], times[measured]
+
+    def step_time(self, prefills: Prefills, num_decodes: int, decode_context: int) -> float | None:
+        """Answer the time of one call for all, or of one for the chunks and one for the decodes."""
+        extra = 0.0
+        grid: npt.NDArray[np.float64] | None = self._prefill.times
+        lengths, histories = self._prefill.knots or ([], [])
+        if num_decodes:
+            decodes = decode_time(self.decode_segments(num_decodes), decode_context)
+            if decodes is None:
+                return None
+            extra = decodes
+            if self._mixed:
+                mean = (decode_context - num_decodes) / num_decodes
+                grid = self._mixed.slice(num_decodes, mean)
+                lengths, histories = self._mixed.knots[2:]
+                extra = decodes * (1 - 1 / self._factor)
+        if grid is None or not lengths:
+            return None
+        floor = float(grid[0, 0])
+        total = floor
+        for chunk, context in prefills:
+            time = _chunk_time(grid, lengths, histories, chunk, context - chunk)
+            if time is None or np.isnan(time):
+                return None
+            total += time - floor
+        return total + extra
+
+
+class _Grid:
+    """Times over the product of some sizes; NaN where nothing was measured.
+
+    Attributes:
+        knots: of each axis, ascending.
+        times: in picoseconds, one dimension an axis.
+    """
+
+    def __init__(self, table: TimingTable, names: tuple[str, ...]) -> None:
+        columns = [table.columns[name] for name in names]
+        axes = [np.unique(column, return_inverse=True) for column in columns]
+        self.names = names
+        self.knots: list[list[float]] = [axis.tolist() for axis, _ in axes] if len(table) else []
+        self.times = np.full([len(axis) for axis, _ in axes], np.nan)
+        self.times[tuple(place for _, place in axes)] = table.columns["latency_us"] * PS_PER_US
+
+    def __bool__(self) -> bool:
+        return bool(self.knots)
+
+    @property
+    def covers(self) -> str:
+        """The range of every axis."""
+        return ", ".join(
+            f"{name} {knots[0]}-{knots[-1]}"
+            for name, knots in zip(self.names, self.knots, strict=True)
+        )
+
+    def slice(self, *sizes: float) -> npt.NDArray[np.float64] | None:
+        """Answer the times over the remaining axes at *sizes* on the first ones; None above one."""
+        times = self.times
+        for knots, size in zip(self.knots, sizes, strict=False):
+            place = bracket(knots, size)
+            if place is None:
+                return None
+            times = _between(times, place)
+        return times
+
+
+def _between(times: npt.NDArray[np.float64], place: Bracket) -> npt.NDArray[np.float64]:
+    low, high, weight = place
+    if low == high:
+        return times[low]  # type: ignore[no-any-return]
+    return times[low] + weight * (times[high] - times[low])  # type: ignore[no-any-return]
+
+
+def _chunk_time(
+    grid: npt.NDArray[np.float64],
+    lengths: Sequence[float],
+    histories: Sequence[float],
+    chunk: int,
+    history: int,
+) -> float | None:
+    """Answer the time of one chunk behind *history*; None above what was measured."""
+    if len(histories) == 1 and history:
+        return _behind_history(grid, lengths, chunk, history)
+    row, column = bracket(lengths, chunk), bracket(histories, history)
+    if row is None or column is None:
+        return None
+    low, high = (float(_between(grid[place], column)) for place in row[:2])
+    return low + row.weight * (high - low)
+
+
+def _behind_history(
+    grid: npt.NDArray[np.float64], lengths: Sequence[float], chunk: int, history: int
+) -> float | None:
+    """Answer the time of a chunk behind history, from whole prompts only.
+
+    Of a prompt of history + chunk tokens the chunk attends the share 1 - (h / (h + n))^2 of the
+    pairs of query and key.
+    """
+    place = bracket(lengths, history + chunk)
+    if place is None:
+        return None
+    whole = float(_between(grid[:, 0], place))
+    return max(float(grid[0, 0]), whole * (1 - (history / (history + chunk)) ** 2))
+
+
+def _growing(times: FloatArray) -> FloatArray:
+    """Answer *times* without dips: neighbours that fall are both their mean (isotonic regression).
+
+    More context never takes less time; a table says so where a kernel changes its strategy, and
+    where the clock was noisy. NaN stays.
+    """
+    finite = np.isfinite(times)
+    sums: list[float] = []
+    counts: list[int] = []
+    for time in times[finite]:
+        sums.append(float(time))
+        counts.append(1)
+        while len(sums) > 1 and sums[-2] * counts[-1] > sums[-1] * counts[-2]:
+            last, count = sums.pop(), counts.pop()
+            sums[-1] += last
+            counts[-1] += count
+    grown = times.copy()
+    grown[finite] = np.repeat(np.array(sums) / np.array(counts or [1][:0]), counts)
+    return grown
+
+
+def _segments(contexts: FloatArray, times: FloatArray) -> list[Segment]:
+    """Answer the straight lines through (contexts, times); level below the first."""
+    if not len(contexts):
+        return []
+    segments = [Segment(int(contexts[0]), float(times[0]), 0.0)]
+    for left, right, start, stop in zip(
+        contexts[:-1], contexts[1:], times[:-1], times[1:], strict=True
+    ):
+        slope = float((stop - start) / (right - left))
+        segments.append(Segment(int(right), float(start - slope * left), slope))
+    return segments
+
+
+class RooflineAttention:
+    """Attention by a roofline: linear in batch, context, and pairs of query and key.
+
+    Args:
+        t0: of the call for the decodes, of the call for the chunks.
+        decode: a decode; per_context: a token of their contexts.
+        pair, chunk, context: a pair of query and key; a token of a chunk; a token of its context.
+    """
+
+    covers = "any size"
+
+    def __init__(
+        self,
+        *,
+        t0: tuple[float, float],
+        decode: float,
+        per_context: float,
+        pair: float,
+        chunk: float,
+        context: float,
+    ) -> None:
+        self._decode_t0, self._prefill_t0 = t0
+        self._decode, self._per_context = decode, per_context
+        self._pair, self._chunk, self._context = pair, chunk, context
+
+    def decode_segments(self, num_decodes: int) -> list[Segment]:
+        """Answer one line for any context."""
+        fixed = self._decode_t0 + self._decode * num_decodes if num_decodes else 0.0
+        return [Segment(UNLIMITED, fixed, self._per_context)]
+
+    def step_time(self, prefills: Prefills, num_decodes: int, decode_context: int) -> float:
+        """Answer the time of two calls.
+
+        A chunk of n tokens that ends at context c attends n * (c - n) + n * n / 2 pairs, reads the
+        keys and values of c tokens, reads queries and writes outputs of n tokens. At c = n this is
+        the fitted formula: 2 * heads * head_dim * n * n FLOPs, and
+        n * head_dim * (2 * heads + 2 * kv_heads) elements moved.
+        """
+        pairs = 0.0
+        chunks = contexts = 0
+        for chunk, context in prefills:
+            pairs += chunk * (context - 0.5 * chunk)
+            chunks += chunk
+            contexts += context
+        time = (
+            self._prefill_t0 + self._pair * pairs + self._chunk * chunks + self._context * contexts
+        )
+        if num_decodes:
+            time += (
+                self._decode_t0 + self._decode * num_decodes + self._per_context * decode_context
+            )
+        return time
+
+
+def decode_times(attention: AttentionCost, num_decodes: IntArray, contexts: IntArray) -> FloatArray:
+    """Answer the time of every batch of decodes [n]; NaN where nothing is known, 0 without any."""
+    times = np.zeros(len(num_decodes))
+    for count in np.unique(num_decodes[num_decodes > 0]).tolist():
+        segments = attention.decode_segments(count)
+        chosen = np.flatnonzero(num_decodes == count)
+        ends = np.array([segment.max_context for segment in segments])
+        place = np.searchsorted(ends, contexts[chosen])
+        fixed, slope = (
+            np.array([*(getattr(segment, name) for segment in segments), np.nan])[place]
+            for name in ("fixed", "per_context")
+        )
+        times[chosen] = fixed + slope * contexts[chosen]
+    return times

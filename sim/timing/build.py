@@ -1,0 +1,328 @@
+"""Put a step time together: which kernels a deployment runs, and what prices each of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.config import TimingConfig
+from sim.errors import ConfigError
+from sim.gaps import FloatArray
+from sim.hardware import GpuSpec
+from sim.kv_spec import dtype_bytes
+from sim.models import ModelSpec
+from sim.tables import load_table
+from sim.timing.attention import AttentionCost, TableAttention
+from sim.timing.base import TimeSource
+from sim.timing.kernels import Cost, CudaGraphs, KernelStepTime, PricedCall
+from sim.timing.layers import (
+    AttentionShape,
+    Call,
+    attention_shape,
+    calls_of,
+    expert_shape,
+)
+from sim.timing.roofline import Fits
+from sim.timing.table import LAYER_OPS, TimingTable, load
+from sim.timing.table_costs import (
+    MeasuredExperts,
+    curve_of,
+    expert_rows,
+    product_of,
+    transfer_of,
+)
+from workloads.record import PS_PER_S
+
+CONTIGUOUS = 0
+"""The block size of memory without blocks."""
+
+
+class Deployment(NamedTuple):
+    """What runs where: all that kernel times depend on.
+
+    Attributes:
+        model, gpu: one of *tensor_parallel_size* ranks, all alike.
+        enable_expert_parallel: ranks hold whole experts, not slices of all.
+        block_size: tokens in a KV block; `CONTIGUOUS` without blocks.
+        kv_cache_dtype: as the flag has it.
+        max_num_seqs: as the flag has it.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int = 256
+
+
+def kernel_step_time(timing: TimingConfig, deployment: Deployment) -> KernelStepTime:
+    """Answer the step time of *deployment* from a timing table and, for the rest, from the fits.
+
+    Raises:
+        ConfigError: the table is of another GPU, model or size, or has no such heads; or something
+            is in neither.
+    """
+    return _Builder(timing, deployment).build()
+
+
+class _Builder:
+    """Collects costs and what they come from."""
+
+    def __init__(self, timing: TimingConfig, deployment: Deployment) -> None:
+        self._timing, self._deployment = timing, deployment
+        self._model = deployment.model
+        self._may_fall_back = timing.timing_fallback == "roofline"
+        self._shape = attention_shape(self._model, deployment.tensor_parallel_size)
+        self._experts = expert_shape(
+            self._model,
+            deployment.tensor_parallel_size,
+            enable_expert_parallel=deployment.enable_expert_parallel,
+        )
+        self._sources: dict[tuple[str, str], list[str]] = {}
+        self._table: TimingTable | None = None
+        self._fits: Fits | ConfigError
+        try:
+            self._fits = Fits(deployment.gpu)
+        except ConfigError as error:
+            self._fits = error
+
+    def build(self) -> KernelStepTime:
+        if self._timing.timing_table is not None:
+            self._table = load(self._timing.timing_table)
+            self._check(self._table)
+        attention, fallback = self._attention()
+        calls = [
+            priced
+            for call in calls_of(
+                self._model,
+                self._deployment.tensor_parallel_size,
+                enable_expert_parallel=self._deployment.enable_expert_parallel,
+            )
+            if (priced := self._priced(call)) is not None
+        ]
+        overhead = self._timing.host_overhead
+        if overhead:
+            self._note("host overhead", "assumed", f"{overhead} s a step")
+        graphs = CudaGraphs()
+        if not self._timing.enforce_eager:
+            graphs = CudaGraphs.default(self._deployment.max_num_seqs)
+        return KernelStepTime(
+            num_layers=self._model.num_hidden_layers,
+            calls=calls,
+            attention=attention,
+            fallback=fallback,
+            sources=tuple(
+                TimeSource(", ".join(dict.fromkeys(terms)), provenance, description)
+                for (provenance, description), terms in self._sources.items()
+            ),
+            graphs=graphs,
+            host_overhead_ps=overhead * PS_PER_S,
+        )
+
+    def _check(self, table: TimingTable) -> None:
+        """Refuse a table of another GPU, or layers of another model or tensor-parallel size."""
+        info, tp = table.info, self._deployment.tensor_parallel_size
+        shown = f"--timing-table {self._timing.timing_table}"
+        if info.gpu != self._deployment.gpu.name:
+            raise ConfigError(
+                f"{shown} was measured on {info.gpu}, and --gpu is {self._deployment.gpu.name}: "
+                f"expected --gpu {info.gpu}, or a table of that GPU"
+            )
+        if not np.isin(table.columns["op"], LAYER_OPS).any():
+            return
+        if info.model != self._model.name:
+            raise ConfigError(
+                f"{shown} has layers of {info.model}, and --model is {self._model.name}: "
+                f"expected --model {info.model}, or a table of that model"
+            )
+        if info.tensor_parallel_size != tp:
+            raise ConfigError(
+                f"{shown} has layers of one of {info.tensor_parallel_size} ranks, and "
+                f"--tensor-parallel-size is {tp}: expected a table of that size"
+            )
+
+    def _note(self, terms: str, provenance: str, description: str) -> None:
+        self._sources.setdefault((provenance, description), []).append(terms)
+
+    def _note_table(self, terms: str, table: TimingTable, what: str = "") -> None:
+        worth = set(table.columns["provenance"].tolist()) | {table.info.provenance}
+        worst = next(kind for kind in ("assumed", "fitted", "measured") if kind in worth)
+        if worst != table.info.provenance:
+            share = np.mean(table.columns["provenance"] == worst)
+            what += f", {100 * share:.0f} % of rows {worst}"
+        description = f"{self._deployment.gpu.name}, {table.describe()}{what}"
+        self._note(terms, table.info.provenance, description)
+
+    def _note_fit(self, terms: str, fits: Fits) -> None:
+        self._note(
+            terms,
+            "fitted",
+            f"roofline fitted to aiconfigurator-core 0.12.0 kernel tables ({fits.system})"
+            f"{fits.extrapolated}",
+        )
+
+    def _needed_fits(self, what: str) -> Fits:
+        """Answer the fits, without which *what* has no price; ConfigError if there are none."""
+        if isinstance(self._fits, ConfigError):
+            if self._table is None:
+                raise self._fits
+            raise ConfigError(f"the timing table has no {what}, and {self._fits}")
+        return self._fits
+
+    # ---- attention
+
+    def _attention(self) -> tuple[AttentionCost, AttentionCost | None]:
+        """Answer the cost of attention, and that of batches beyond it if the user permits."""
+        if self._table is not None:
+            table = self._table
+            rows = table.at(np.flatnonzero(_is_attention(table)))
+            if len(rows):
+                measured = self._table_attention(rows)
+                if measured is not None:
+                    return measured, self._fitted_attention() if self._may_fall_back else None
+        fits = self._needed_fits("attention")
+        cost = self._fitted_attention()
+        self._note_fit("decode attention, prefill attention", fits)
+        self._note_factor(fits.page)
+        return cost, None
+
+    def _fitted_attention(self) -> AttentionCost:
+        fits = self._needed_fits("attention")
+        kv_bytes = dtype_bytes(self._model)
+        factor = self._factor(fits.page)
+        return fits.attention(self._shape, dtype_bytes(self._model), kv_bytes, factor)
+
+    def _table_attention(self, rows: TimingTable) -> TableAttention | None:
+        """Answer the cost from *rows* of this rank's heads; None if there are none and may be none.
+
+        Raises:
+            ConfigError: there are none, with the heads that are nearest.
+        """
+        shape = self._shape
+        wanted = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        heads = ("num_heads", "num_kv_heads", "head_dim")
+        same = rows.where(**dict(zip(heads, wanted, strict=True)))
+        if len(same):
+            same = same.at(np.flatnonzero(np.isin(same.columns["kv_dtype"], self._kv_dtypes())))
+        if not len(same):
+            if self._may_fall_back:
+                return None
+            near = sorted(rows.distinct(*heads, "kv_dtype"), key=lambda row: _distance(row, wanted))
+            shown = "; ".join(
+                f"{AttentionShape(row[0], row[1], row[2], is_mla=False)}, KV {row[3]}" for row in near[:3]
+            )
+            raise ConfigError(
+                f"the timing table has no attention for {shape}, KV {self._kv_dtypes()[0]}; "
+                f"nearest: {shown}; --timing-fallback roofline prices it by the fit"
+            )
+        sizes = [int(size) for (size,) in same.distinct("block_size")]
+        mine = self._deployment.block_size
+        block_size = mine if mine in sizes else min(sizes, key=lambda size: _far(size, mine))
+        same = same.where(block_size=block_size)
+        kernels = same.columns["kernel"].tolist()
+        kernel = max(sorted(set(kernels)), key=kernels.count)
+        same = same.where(kernel=kernel)
+        where = f"page {block_size}" if block_size else "contiguous"
+        self._note_table("decode attention, prefill attention", same, f", {where}")
+        self._note_factor(block_size)
+        return TableAttention(same, self._factor(block_size))
+
+    def _kv_dtypes(self) -> tuple[str, ...]:
+        """Answer what the rows may call the type of the KV cache."""
+        chosen = self._deployment.kv_cache_dtype
+        if chosen.startswith("fp8"):
+            return ("fp8",)
+        return ("bfloat16", "float16")  # equally fast
+
+    def _factor(self, measured: int) -> float:
+        return block_size_factor(self._deployment.block_size) / block_size_factor(measured)
+
+    def _note_factor(self, measured: int) -> None:
+        mine = self._deployment.block_size
+        if mine != measured:
+            self._note(
+                "block_size factor",
+                "assumed",
+                f"decode attention x{self._factor(measured):.2f} for {_named(mine)} over "
+                f"{_named(measured)}",
+            )
+
+    # ---- everything else
+
+    def _priced(self, call: Call) -> PricedCall | None:
+        """Answer *call* with its price; None for one that is left out, being in neither source."""
+        cost = None if self._table is None else self._from_table(self._table, call)
+        if cost is not None:
+            fallback = self._from_fits(call) if self._may_fall_back else None
+            return PricedCall(call.term, call.op, call.launches, cost, fallback)
+        if self._table is not None and call.op == "gate" and len(self._table.where(op="moe")):
+            return None  # part of the measured block
+        cost = self._from_fits(call)
+        if cost is None:
+            return None
+        self._note_fit(call.term, self._needed_fits(call.op))
+        return PricedCall(call.term, call.op, call.launches, cost)
+
+    def _from_table(self, table: TimingTable, call: Call) -> Cost | None:
+        cost: Cost | None = None
+        rows = table.where(op=call.op)
+        if call.op == "all_reduce":
+            rows = rows.where(num_gpus=self._deployment.tensor_parallel_size)
+            if len(rows):
+                cost = transfer_of(rows, call.bytes_per_token)
+        elif call.op == "moe":
+            rows = expert_rows(rows, self._experts, call.k)
+            if len(rows):
+                cost = MeasuredExperts(rows, self._experts)
+        elif len(rows):
+            cost = curve_of(rows, "num_tokens")
+        elif call.n:
+            rows = table.where(op="gemm")
+            cost = product_of(rows, call.n, call.k) if len(rows) else None
+        if cost is not None:
+            self._note_table(call.term, rows)
+        return cost
+
+    def _from_fits(self, call: Call) -> Cost | None:
+        if not call.n and call.op != "all_reduce":
+            return None
+        fits = self._needed_fits(call.op)
+        num_bytes = dtype_bytes(self._model)
+        if call.op == "all_reduce":
+            return fits.all_reduce(self._deployment.tensor_parallel_size, call.bytes_per_token)
+        if call.op == "moe":
+            return fits.experts(self._experts, call.k, num_bytes)
+        return fits.gemm(call.n, call.k, num_bytes)
+
+
+def _is_attention(table: TimingTable) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    ops = ("decode_attention", "prefill_attention", "mixed_attention")
+    return np.isin(table.columns["op"], ops)
+
+
+def _distance(row: Sequence[object], wanted: tuple[int, ...]) -> float:
+    return sum(abs(float(np.log2(int(str(a)) / b))) for a, b in zip(row, wanted, strict=False))
+
+
+def _far(size: int, wanted: int) -> float:
+    return abs(float(np.log2((size or 1024) / (wanted or 1024))))
+
+
+def _named(block_size: int) -> str:
+    return f"block_size {block_size}" if block_size else "contiguous memory"
+
+
+def block_size_factor(block_size: int) -> float:
+    """Answer how much longer decode attention takes with this block size than with large blocks.
+
+    Linear in the logarithm between the sizes of ``sim/data/block_size_factors.toml``, which has the
+    measurements; assumed for kernels that were not measured.
+    """
+    factors: dict[str, float] = load_table("block_size_factors")["decode_attention"]
+    if block_size == CONTIGUOUS:
+        return factors["contiguous"]
+    sizes = sorted(int(name) for name in factors if name != "contiguous")
+    values: FloatArray = np.array([factors[str(size)] for size in sizes])
+    return float(np.interp(np.log2(block_size), np.log2(sizes), values))

@@ -1,0 +1,186 @@
+"""The kernels that one step of a model launches on one GPU of a tensor-parallel group.
+
+As vLLM 0.33.0 splits a model (``model_executor/layers/linear.py``, ``models/llama.py``,
+``models/qwen3_moe.py``, ``models/deepseek_v2.py``): projections by column or by row, experts by
+their inside width or, with expert parallel, whole ones; norms and routers on every rank.
+"""
+
+from typing import Literal, NamedTuple
+
+from sim.kv_spec import dtype_bytes
+from sim.models import ModelSpec
+
+Term = Literal[
+    "linear layers", "MoE", "norms and activations", "lm_head and sampling", "all-reduce"
+]
+
+PER_SEQUENCE: Term = "lm_head and sampling"
+"""The term that grows with requests, not with tokens."""
+
+VOCABULARY_PADDING = 64
+"""vLLM pads the rows of the embedding to a multiple (``vocab_parallel_embedding.py``)."""
+
+
+class Call(NamedTuple):
+    """A kernel that a step launches *launches* times, for all tokens or for one of every request.
+
+    Attributes:
+        term: what of a step it belongs to.
+        op: its name in a timing table (`sim.timing.table.OPERATIONS`).
+        launches: how often a step runs it.
+        n, k: of a product [tokens, k] x [k, n]; of experts, their inside and outside width. Else 0.
+        bytes_per_token: of an all-reduce.
+    """
+
+    term: Term
+    op: str
+    launches: int
+    n: int = 0
+    k: int = 0
+    bytes_per_token: int = 0
+
+
+class ExpertShape(NamedTuple):
+    """The experts of a layer on one rank.
+
+    Attributes:
+        num_local: experts on this rank.
+        num_experts: experts of the layer.
+        top_k: of those, that a token goes through.
+        width: inside an expert on this rank.
+        num_matrices: of an expert, 3 if gated.
+    """
+
+    num_local: int
+    num_experts: int
+    top_k: int
+    width: int
+    num_matrices: int
+
+    def touched(self, num_tokens: float) -> float:
+        """Answer how many of this rank's experts *num_tokens* are likely to touch.
+
+        Each token goes to top_k of all experts, all alike: an expert stays untouched by n tokens
+        with probability (1 - top_k / num_experts)^n.
+        """
+        untouched: float = (1 - self.top_k / self.num_experts) ** num_tokens
+        return self.num_local * (1 - untouched)
+
+    def assignments(self, num_tokens: float) -> float:
+        """Answer how many pairs of token and expert this rank computes, on average."""
+        return num_tokens * self.top_k * self.num_local / self.num_experts
+
+
+class AttentionShape(NamedTuple):
+    """Heads of one rank. MLA has one kv head of its latent's width, which is key and value."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    is_mla: bool
+
+    def __str__(self) -> str:
+        heads = f"{self.num_heads} query and {self.num_kv_heads} kv heads"
+        return f"{heads}, head_dim {self.head_dim}"
+
+
+def attention_shape(model: ModelSpec, tensor_parallel_size: int) -> AttentionShape:
+    """Answer the heads of one rank."""
+    heads = model.num_attention_heads // tensor_parallel_size
+    if model.is_mla:
+        return AttentionShape(heads, 1, model.kv_lora_rank + model.qk_rope_head_dim, is_mla=True)
+    kv_heads = max(1, model.num_key_value_heads // tensor_parallel_size)
+    return AttentionShape(heads, kv_heads, model.head_dim, is_mla=False)
+
+
+def expert_shape(
+    model: ModelSpec, tensor_parallel_size: int, *, enable_expert_parallel: bool
+) -> ExpertShape:
+    """Answer the routed experts of one rank."""
+    split = 1 if enable_expert_parallel else tensor_parallel_size
+    return ExpertShape(
+        num_local=model.num_experts * split // tensor_parallel_size,
+        num_experts=model.num_experts,
+        top_k=model.num_experts_per_tok,
+        width=model.moe_intermediate_size // split,
+        num_matrices=3 if model.gated_mlp else 2,
+    )
+
+
+def calls_of(
+    model: ModelSpec, tensor_parallel_size: int, *, enable_expert_parallel: bool = False
+) -> list[Call]:
+    """Answer every kernel of a step but attention and routed experts' shapes (`expert_shape`).
+
+    Names are vLLM's. The rows of the embedding that a step looks up are all-reduced once, each
+    layer's attention and MLP outputs once each. The gather of the logits is left out.
+    """
+    tp, layers, hidden = tensor_parallel_size, model.num_hidden_layers, model.hidden_size
+    calls = [
+        *_attention_projections(model, tp),
+        *_mlp(model, tp, enable_expert_parallel=enable_expert_parallel),
+        Call("norms and activations", "embedding", 1),
+        Call("norms and activations", "layernorm", 2 * layers),
+        Call("norms and activations", "qk_norm", 2 * layers * model.qk_norm),
+        Call("norms and activations", "rotary_emb", layers),
+        Call("norms and activations", "final_layernorm", 1),
+        Call(PER_SEQUENCE, "lm_head", 1, padded_vocabulary(model, tp) // tp, hidden),
+        Call(PER_SEQUENCE, "sampler", 1),
+    ]
+    if tp > 1:
+        size = hidden * dtype_bytes(model)
+        calls.append(Call("all-reduce", "all_reduce", 2 * layers + 1, bytes_per_token=size))
+    return [call for call in calls if call.launches]
+
+
+def padded_vocabulary(model: ModelSpec, tensor_parallel_size: int) -> int:
+    """Answer the rows of the embedding over all ranks."""
+    multiple = VOCABULARY_PADDING * tensor_parallel_size
+    return -(-model.vocab_size // multiple) * multiple
+
+
+def _attention_projections(model: ModelSpec, tp: int) -> list[Call]:
+    layers, hidden = model.num_hidden_layers, model.hidden_size
+    heads, kv_heads, dim, is_mla = attention_shape(model, tp)
+    if not is_mla:
+        return [
+            Call("linear layers", "qkv_proj", layers, (heads + 2 * kv_heads) * dim, hidden),
+            Call("linear layers", "o_proj", layers, hidden, heads * dim),
+        ]
+    latent = model.q_lora_rank + dim
+    query = heads * model.head_dim
+    return [
+        Call("linear layers", "fused_qkv_a_proj", layers, latent, hidden),
+        Call("linear layers", "q_b_proj", layers, query, model.q_lora_rank or hidden),
+        # kv_b_proj is absorbed into the query and the output, a product a head.
+        Call(
+            "linear layers", "k_up_proj", layers, heads * model.kv_lora_rank, model.qk_nope_head_dim
+        ),
+        Call("linear layers", "v_up_proj", layers, heads * model.v_head_dim, model.kv_lora_rank),
+        Call("linear layers", "o_proj", layers, hidden, heads * model.v_head_dim),
+    ]
+
+
+def _mlp(model: ModelSpec, tp: int, *, enable_expert_parallel: bool) -> list[Call]:
+    layers, hidden = model.num_hidden_layers, model.hidden_size
+    gates = 2 if model.gated_mlp else 1
+
+    def dense(count: int, width: int) -> list[Call]:
+        return [
+            Call("linear layers", "gate_up_proj", count, gates * width // tp, hidden),
+            Call("norms and activations", "act_fn", count),
+            Call("linear layers", "down_proj", count, hidden, width // tp),
+        ]
+
+    if not model.is_moe:
+        return dense(layers, model.intermediate_size)
+    moe_layers = layers - model.num_dense_layers
+    experts = expert_shape(model, tp, enable_expert_parallel=enable_expert_parallel)
+    calls = dense(model.num_dense_layers, model.intermediate_size)
+    if model.shared_expert_intermediate_size:
+        calls += dense(moe_layers, model.shared_expert_intermediate_size)
+    return [
+        *calls,
+        Call("linear layers", "gate", moe_layers, model.num_experts, hidden),
+        Call("MoE", "moe", moe_layers, experts.width, hidden),
+    ]

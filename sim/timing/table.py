@@ -1,0 +1,319 @@
+"""Tables of measured kernel times: a Parquet file of rows, and a JSON file that says what they are.
+
+One row is one measurement: an operation, what identifies its kernel, the size of the call, and its
+time. `OPERATIONS` lists what identifies a row of each operation, and its sizes; a column that an
+operation does not use is 0 or empty. Times are of one call on one GPU of a tensor-parallel group,
+in microseconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sim.columns import Columns
+from sim.errors import ConfigError, FileError
+from sim.files import atomic, write_json
+from workloads.errors import did_you_mean, plain
+
+TEXT_COLUMNS = ("op", "kernel", "dtype", "kv_dtype", "provenance")
+COUNT_COLUMNS = (
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "block_size",
+    "n",
+    "k",
+    "num_experts",
+    "top_k",
+    "num_gpus",
+    "batch",
+    "context",
+    "query_len",
+    "query_context",
+    "num_tokens",
+    "num_active_experts",
+    "message_bytes",
+)
+TIME_COLUMNS = ("latency_us", "spread_us")
+COLUMNS = (*TEXT_COLUMNS, *COUNT_COLUMNS, *TIME_COLUMNS)
+
+_ATTENTION = ("kernel", "dtype", "kv_dtype", "num_heads", "num_kv_heads", "head_dim", "block_size")
+_LAYER = ("kernel", "dtype")
+
+LAYER_OPS = (
+    "embedding",
+    "layernorm",
+    "qkv_proj",
+    "qk_norm",
+    "rotary_emb",
+    "o_proj",
+    "gate_up_proj",
+    "act_fn",
+    "down_proj",
+    "final_layernorm",
+    "lm_head",
+    "sampler",
+)
+"""Operations of one model at one tensor-parallel size, by vLLM's names. Their ``num_tokens`` are
+requests for ``lm_head`` and ``sampler``."""
+
+
+class Operation(NamedTuple):
+    """Columns of the rows of one operation.
+
+    Attributes:
+        identity: what kernel it is, and for what shapes.
+        sizes: how large the call is; a row is interpolated along these.
+    """
+
+    identity: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+OPERATIONS: dict[str, Operation] = {
+    "decode_attention": Operation(_ATTENTION, ("batch", "context")),
+    "prefill_attention": Operation(_ATTENTION, ("batch", "query_len", "query_context")),
+    "mixed_attention": Operation(_ATTENTION, ("batch", "context", "query_len", "query_context")),
+    "gemm": Operation(("kernel", "dtype", "n", "k"), ("num_tokens",)),
+    "moe": Operation(
+        ("kernel", "dtype", "n", "k", "num_experts", "top_k"), ("num_tokens", "num_active_experts")
+    ),
+    "all_reduce": Operation(("kernel", "dtype", "num_gpus"), ("message_bytes",)),
+    **{op: Operation(_LAYER, ("num_tokens",)) for op in LAYER_OPS},
+}
+"""Every operation.
+
+decode_attention: *batch* requests of one query each, behind *context* tokens of history **each**.
+prefill_attention: *batch* requests of *query_len* queries each, behind *query_context* of history.
+mixed_attention: one chunk of *query_len* behind *query_context* in one call with the decodes.
+MLA is attention with one kv head of kv_lora_rank + qk_rope_head_dim elements.
+gemm: [num_tokens, k] x [k, n]. moe: all experts of a layer, n wide inside, k outside, of which the
+tokens touch *num_active_experts* (0: as many as uniform routing makes likely).
+all_reduce: *message_bytes* on each of *num_gpus*.
+History is what is in the cache before the step."""
+
+
+class TableInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a table is: the content of its JSON file.
+
+    Attributes:
+        gpu: name as in ``sim/data/gpus.toml``.
+        provenance: ``measured``, ``fitted`` or ``assumed``; a row may be worth less, never more.
+        source: who measured it, with what, where it can be found.
+        licence: SPDX identifier, or ``unknown``.
+        date: of the measurement, ISO 8601; empty if unknown.
+        l2_policy: whether kernels were timed with their data in the L2 cache: ``warm`` (the same
+            buffers again and again), ``cold`` (rotated or flushed) or ``unknown``.
+        driver: version of the GPU driver; empty if unknown.
+        versions: of the libraries that were measured, by name.
+        model: Hugging Face id, where rows are of the layers of one model (`LAYER_OPS`).
+        tensor_parallel_size: of those rows; shapes are those of one rank.
+        notes: what else a reader must know.
+    """
+
+    gpu: str
+    provenance: Literal["measured", "fitted", "assumed"]
+    source: str
+    licence: str
+    date: str = ""
+    l2_policy: Literal["warm", "cold", "unknown"] = "unknown"
+    driver: str = ""
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    model: str = ""
+    tensor_parallel_size: int = 1
+    notes: tuple[str, ...] = ()
+    format: Literal["kvsim-timing-table"] = "kvsim-timing-table"
+    version: Literal[1] = 1
+
+
+class TimingTable(NamedTuple):
+    """Rows of measurements, as columns `COLUMNS`, sorted; and what they are."""
+
+    info: TableInfo
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns["op"])
+
+    def where(self, **equal: object) -> "TimingTable":
+        """Answer the rows whose columns equal all of *equal*."""
+        chosen = np.ones(len(self), dtype=np.bool_)
+        for name, value in equal.items():
+            chosen &= self.columns[name] == value
+        return self.at(np.flatnonzero(chosen))
+
+    def at(self, index: npt.NDArray[np.int64]) -> "TimingTable":
+        """Answer the rows at *index*."""
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return TimingTable(self.info, columns)
+
+    def distinct(self, *names: str) -> list[tuple[Any, ...]]:
+        """Answer the combinations of columns *names* that there are, sorted."""
+        return sorted(set(zip(*(self.columns[name].tolist() for name in names), strict=True)))
+
+    def describe(self) -> str:
+        """Answer source and versions in a few words."""
+        versions = [f"{name} {version}" for name, version in self.info.versions.items()]
+        return ", ".join([self.info.source, *versions])
+
+
+def make_table(info: TableInfo, rows: Iterable[Mapping[str, Any]], where: str) -> TimingTable:
+    """Answer the table of *rows*, sorted; columns that a row lacks are 0, empty or unknown.
+
+    Raises:
+        ConfigError: as `check_columns`; *where* says of which table.
+    """
+    listed = list(rows)
+    columns: Columns = {}
+    for name in TEXT_COLUMNS:
+        missing = info.provenance if name == "provenance" else ""
+        columns[name] = np.array([row.get(name, missing) for row in listed], dtype=object)
+    for name in COUNT_COLUMNS:
+        columns[name] = np.array([row.get(name, 0) for row in listed], dtype=np.int64)
+    for name in TIME_COLUMNS:
+        columns[name] = np.array([row.get(name, np.nan) for row in listed], dtype=np.float64)
+    order = np.array(sorted(range(len(listed)), key=_sort_keys(columns).__getitem__), np.int64)
+    table = TimingTable(info, columns).at(order)
+    check_columns(table.columns, where)
+    return table
+
+
+def _sort_keys(columns: Columns) -> list[tuple[Any, ...]]:
+    """Answer what rows are sorted by: operation, identity, sizes."""
+    names = ("op", "kernel", "dtype", "kv_dtype", *COUNT_COLUMNS)
+    return list(zip(*(columns[name].tolist() for name in names), strict=True))
+
+
+def check_columns(columns: Columns, where: str) -> None:
+    """Check the rows of a table.
+
+    Raises:
+        ConfigError: no rows, an unknown operation, a negative size, a time that is none, rows out
+            of order or the same twice: with the first such row, counted from 1.
+    """
+    if not len(columns["op"]):
+        raise ConfigError(f"{where}: no rows; expected at least one measurement")
+    for op in dict.fromkeys(columns["op"].tolist()):
+        if op not in OPERATIONS:
+            near = did_you_mean(str(op), OPERATIONS)
+            raise ConfigError(f"{where}: column op: unknown operation {op!r}; {near}")
+    for name in COUNT_COLUMNS:
+        _first(columns[name] < 0, columns[name], f"{where}: column {name}", "0 or more")
+    latency, spread = columns["latency_us"], columns["spread_us"]
+    bad = ~(np.isfinite(latency) & (latency > 0))
+    _first(bad, latency, f"{where}: column latency_us", "more than 0 microseconds")
+    _first(spread < 0, spread, f"{where}: column spread_us", "0 or more microseconds")
+    keys = _sort_keys(columns)
+    for row in range(1, len(keys)):
+        if keys[row] == keys[row - 1]:
+            raise ConfigError(
+                f"{where}: rows {row} and {row + 1} have the same key ({_shown(columns, row)}); "
+                "expected one row a measurement"
+            )
+        if keys[row] < keys[row - 1]:
+            raise ConfigError(
+                f"{where}: row {row + 1} ({_shown(columns, row)}) is out of order; expected rows "
+                f"sorted by op, kernel, dtype, kv_dtype, {COUNT_COLUMNS[0]}, ... in this order"
+            )
+
+
+def _shown(columns: Columns, row: int) -> str:
+    op = str(columns["op"][row])
+    sizes = " ".join(f"{name}={columns[name][row]}" for name in OPERATIONS[op].sizes)
+    return f"{op} {sizes}"
+
+
+def _first(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: str, expected: str) -> None:
+    rows = np.flatnonzero(bad)
+    if len(rows):
+        row = int(rows[0])
+        raise ConfigError(f"{where}, row {row + 1}: {values[row]}; expected {expected}")
+
+
+def sidecar(path: Path) -> Path:
+    """Answer the JSON file that belongs to the Parquet file *path*."""
+    return path.with_suffix(".json")
+
+
+def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
+    """Answer the table in the Parquet file *path*; *where* is what refusals begin with.
+
+    Raises:
+        FileError: a file that cannot be read.
+        ConfigError: it is no such table, or `check_columns` refuses its rows.
+    """
+    path = Path(path)
+    shown = f"{where} {plain(str(path))}"
+    info = _read_info(sidecar(path), f"{where} {plain(str(sidecar(path)))}")
+    columns = _read_columns(path, shown)
+    check_columns(columns, shown)
+    return TimingTable(info, columns)
+
+
+def _read_info(path: Path, shown: str) -> TableInfo:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TableInfo)
+    except (OSError, ValueError) as error:
+        if isinstance(error, msgspec.MsgspecError):
+            raise ConfigError(f"{shown}: {error}; expected what describes a timing table") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FileError(
+            f"{shown}: {reason}; expected the JSON file beside the table's Parquet file"
+        ) from None
+
+
+def _read_columns(path: Path, shown: str) -> Columns:
+    import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = plain(reason.partition("\n")[0])
+        raise FileError(f"{shown}: {reason}; expected a Parquet file") from None
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise ConfigError(f"{shown}: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+    columns: Columns = {}
+    for name in COLUMNS:
+        column = table.column(name)
+        kinds = (
+            (pa.types.is_string, object, "text")
+            if name in TEXT_COLUMNS
+            else (pa.types.is_integer, np.int64, "whole numbers")
+            if name in COUNT_COLUMNS
+            else (pa.types.is_floating, np.float64, "numbers with a decimal point")
+        )
+        is_kind, dtype, expected = kinds
+        if not is_kind(column.type) or (column.null_count and name != "spread_us"):
+            what = f"{column.type} with {column.null_count} nulls"
+            raise ConfigError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
+        columns[name] = np.array(column.to_pylist(), dtype=dtype)
+    return columns
+
+
+def save(table: TimingTable, path: str | Path) -> None:
+    """Write *table* to the Parquet file *path* and its JSON file, each whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    from sim import arrow  # noqa: PLC0415
+
+    path = Path(path)
+    texts = {name: arrow.strings(_texts(table.columns[name])) for name in TEXT_COLUMNS}
+    arrays = arrow.table({**table.columns, **texts}).select(COLUMNS)
+    with atomic(path) as temporary:
+        pq.write_table(arrays, temporary, compression="zstd")
+    write_json(sidecar(path), table.info)
+
+
+def _texts(column: npt.NDArray[Any]) -> Sequence[str]:
+    return [str(value) for value in column]

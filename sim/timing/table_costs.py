@@ -1,0 +1,114 @@
+"""Kernels but attention, priced by the rows of a timing table: linear between measured sizes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.timing.attention import PS_PER_US
+from sim.timing.curves import Bracket, Curve, bracket
+from sim.timing.kernels import Cost
+from sim.timing.layers import ExpertShape
+from sim.timing.table import TimingTable
+
+
+def curve_of(rows: TimingTable, size: str) -> Curve:
+    """Answer the time over *size*; of several kernels, the one with most rows."""
+    kernels = rows.columns["kernel"].tolist()
+    rows = rows.where(kernel=max(sorted(set(kernels)), key=kernels.count))
+    times = rows.columns["latency_us"] * PS_PER_US
+    return Curve(rows.columns[size].tolist(), times.tolist())
+
+
+class _Scaled:
+    """A curve over another size."""
+
+    def __init__(self, curve: Curve, factor: float) -> None:
+        self._curve, self._factor = curve, factor
+
+    @property
+    def last(self) -> float:
+        return self._curve.last / self._factor
+
+    def at(self, size: float) -> float | None:
+        return self._curve.at(size * self._factor)
+
+
+def transfer_of(rows: TimingTable, bytes_per_token: int) -> Cost:
+    """Answer the time of an all-reduce by tokens, from rows by bytes."""
+    return _Scaled(curve_of(rows, "message_bytes"), bytes_per_token)
+
+
+class _Product:
+    """A product whose n or k was not measured: between those that were, linear in n and in k."""
+
+    def __init__(self, parts: Sequence[tuple[float, Curve]]) -> None:
+        self._parts = parts
+        self.last = min(curve.last for _, curve in parts)
+
+    def at(self, size: float) -> float | None:
+        total = 0.0
+        for weight, curve in self._parts:
+            time = curve.at(size)
+            if time is None:
+                return None
+            total += weight * time
+        return total
+
+
+def product_of(rows: TimingTable, n: int, k: int) -> Cost | None:
+    """Answer the time of a product by its rows; None if n or k is larger than any measured."""
+    wanted = {"bfloat16", "float16"} & set(rows.columns["dtype"].tolist())
+    rows = rows.where(dtype=max(wanted)) if wanted else rows
+    places = [(np.unique(rows.columns[name]).tolist(), size) for name, size in (("n", n), ("k", k))]
+    n_bracket, k_bracket = (bracket(knots, size) for knots, size in places)
+    if n_bracket is None or k_bracket is None:
+        return None
+    parts: list[tuple[float, Curve]] = []
+    for n_place, n_weight in _corners(n_bracket):
+        for k_place, k_weight in _corners(k_bracket):
+            corner = rows.where(n=places[0][0][n_place], k=places[1][0][k_place])
+            if not len(corner):
+                return None
+            parts.append((n_weight * k_weight, curve_of(corner, "num_tokens")))
+    return parts[0][1] if len(parts) == 1 else _Product(parts)
+
+
+def _corners(place: Bracket) -> list[tuple[int, float]]:
+    low, high, weight = place
+    return [(low, 1.0)] if low == high else [(low, 1 - weight), (high, weight)]
+
+
+def expert_rows(rows: TimingTable, experts: ExpertShape, hidden_size: int) -> TimingTable:
+    """Answer the rows of experts of this shape on one rank."""
+    ranks = experts.num_experts // experts.num_local if experts.num_local else 1
+    return rows.where(
+        n=experts.width,
+        k=hidden_size,
+        num_experts=experts.num_local,
+        top_k=experts.top_k,
+        num_gpus=ranks,
+    )
+
+
+class MeasuredExperts:
+    """Routed experts by tokens, and by the experts they touch where rows say so."""
+
+    def __init__(self, rows: TimingTable, experts: ExpertShape) -> None:
+        self._experts = experts
+        touched = np.unique(rows.columns["num_active_experts"])
+        self._knots: list[float] = touched.tolist()
+        self._curves = [
+            curve_of(rows.where(num_active_experts=count), "num_tokens") for count in touched
+        ]
+        self.last = max(curve.last for curve in self._curves)
+
+    def at(self, size: float) -> float | None:
+        """Answer the time of *size* tokens; None for more than were measured."""
+        place = bracket(self._knots, self._experts.touched(size))
+        if place is None:
+            place = bracket(self._knots, self._knots[-1])
+        assert place is not None
+        low, high = (self._curves[index].at(size) for index in place[:2])
+        if low is None or high is None:
+            return None
+        return low + place.weight * (high - low)
