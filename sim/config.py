@@ -44,6 +44,13 @@ class ModelConfig(_Concern, frozen=True):
 
     model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
     gpu: Annotated[str, Meta(description="GPU name.")] = "A100-40"
+    tensor_parallel_size: Annotated[
+        PositiveInt,
+        Meta(
+            description="GPUs that share the model by tensor parallelism; all are equal, and the "
+            "KV pool is that of one."
+        ),
+    ] = 1
     max_model_len: Annotated[
         PositiveInt | None,
         Meta(
@@ -76,6 +83,10 @@ class CacheConfig(_Concern, frozen=True):
         Meta(description="Where the contiguous allocator puts a reservation (kvsim only)."),
     ] = "first_fit"
     block_size: Annotated[PositiveInt, Meta(description="Tokens in a KV block.")] = 16
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "fp8"],
+        Meta(description="Type of an element of the KV cache; auto is the model's."),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Meta(

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sim.options import Setting
 
 
+SHORT_FLAGS = {"output_dir": ("-o",), "tensor_parallel_size": ("-tp",)}
+"""Settings that have a second, shorter flag."""
+
+
 def execute(arguments: list[str]) -> int:
     """Do what *arguments* ask for; answer the exit code.
 
@@ -32,9 +36,7 @@ def execute(arguments: list[str]) -> int:
 
 def _option(setting: "Setting") -> click.Option:
     """Answer the flag of *setting*; values stay text, `sim.settings` converts and checks them."""
-    names = [setting.flag]
-    if setting.name == "output_dir":
-        names.insert(0, "-o")
+    names = [*SHORT_FLAGS.get(setting.name, ()), setting.flag]
     if setting.type is bool:
         names[-1] += f"/--no-{setting.flag[2:]}"
         shown = "on" if setting.default else "off"

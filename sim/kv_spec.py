@@ -1,7 +1,8 @@
 """Memory of the KV cache: bytes a token, bytes a block, and the pool that a GPU has room for.
 
 The only file that turns tokens into bytes; the rest of the simulator counts tokens and blocks.
-Sizes are for one GPU without tensor parallelism.
+Sizes are those of one GPU. Under tensor parallelism that is one rank: all ranks hold equal shares
+of the weights and of every block, so that the pool of one is the pool of all.
 """
 
 import math
@@ -11,10 +12,17 @@ import msgspec
 
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
-from sim.models import ModelSpec
+from sim.models import ModelSpec, count_parameters, parameter_counts
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2}
 """Bytes of one element, by ``torch_dtype``."""
+
+KV_DTYPE_BYTES = {**DTYPE_BYTES, "fp8": 1}
+"""Bytes of one element of the KV cache, by ``--kv-cache-dtype``; ``auto`` is the model's dtype."""
+
+VOCAB_PADDING = 64
+"""Embeddings are padded to a multiple of this many rows, which tensor parallelism has to divide
+(vLLM, ``model_executor/layers/vocab_parallel_embedding.py``)."""
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
 """vLLM 0.33.0, ``config/cache.py:215``."""
@@ -33,6 +41,10 @@ the multiplier is inferred.
 
 NON_TORCH_BYTES = round(0.26 * GIB)
 """Memory outside torch's allocator on one GPU: 0.24 to 0.27 GiB in the same logs."""
+
+NON_TORCH_BYTES_TENSOR_PARALLEL = round(2.1 * GIB)
+"""The same under tensor parallelism, communication buffers included: 2.06 to 2.21 GiB in the six
+logs with 2 and 4 H100. More GPUs and other cards are assumed to be alike."""
 
 NULL_BLOCKS = 1
 """Block 0 is never handed out (vLLM 0.33.0, ``v1/core/block_pool.py:188-192``)."""
@@ -84,30 +96,180 @@ def dtype_bytes(model: ModelSpec) -> int:
     return DTYPE_BYTES[model.dtype]
 
 
-def kv_bytes_per_token(model: ModelSpec) -> int:
-    """Answer the bytes of the keys and values of one token, over all layers.
+def kv_element_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> int:
+    """Answer the bytes of one element of *model*'s KV cache under ``--kv-cache-dtype``.
+
+    Raises:
+        ConfigError: *kv_cache_dtype*, or the model's own dtype under ``auto``, is unknown.
+    """
+    if kv_cache_dtype == "auto":
+        return dtype_bytes(model)
+    if kv_cache_dtype not in KV_DTYPE_BYTES:
+        known = ", ".join(("auto", *KV_DTYPE_BYTES))
+        raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype!r} is not one of {known}")
+    return KV_DTYPE_BYTES[kv_cache_dtype]
+
+
+def _uneven(model: ModelSpec, tensor_parallel_size: int) -> str | None:
+    """Answer what of *model* cannot be shared equally by that many GPUs; None if all can."""
+    tp, kv_heads = tensor_parallel_size, model.num_key_value_heads
+    shared = {
+        "attention heads": model.num_attention_heads,
+        "rows of the padded vocabulary": padded_vocab_size(model),
+        "columns of the MLP": model.intermediate_size if model.has_dense_layers else 0,
+        "columns of an expert": model.moe_intermediate_size,
+        "columns of the shared experts": model.shared_expert_intermediate_size,
+    }
+    for what, number in shared.items():
+        if number % tp:
+            return f"{number} {what}"
+    if not model.is_mla and kv_heads % tp and tp % kv_heads:
+        return f"{kv_heads} KV heads, neither split nor copied,"
+    return None
+
+
+def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
+    """Check that *model* can be shared equally by *tensor_parallel_size* GPUs, as vLLM does.
+
+    vLLM 0.33.0 refuses heads in ``config/model.py`` and ``QKVParallelLinear``, every other matrix
+    by ``distributed.divide``.
+
+    Raises:
+        ConfigError: it cannot; the message has what cannot be shared, and the sizes that can be.
+    """
+    if tensor_parallel_size < 1:
+        raise ConfigError(f"--tensor-parallel-size {tensor_parallel_size}: expected at least 1")
+    uneven = _uneven(model, tensor_parallel_size)
+    if uneven is not None:
+        sizes = range(1, model.num_attention_heads + 1)
+        fitting = ", ".join(str(size) for size in sizes if _uneven(model, size) is None)
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size}: {model.name} has {uneven} "
+            f"that cannot be shared equally by {tensor_parallel_size} GPUs; "
+            f"expected one of {fitting}"
+        )
+
+
+def padded_vocab_size(model: ModelSpec) -> int:
+    """Answer the rows of an embedding of *model* in memory (`VOCAB_PADDING`)."""
+    return -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+
+
+def kv_heads_per_rank(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
+    """Answer the KV heads that one GPU holds: a share, or a copy where there are too few.
+
+    vLLM 0.33.0, ``config/model.py:1663``. Under latent attention every GPU holds the one latent.
+    """
+    return 1 if model.is_mla else max(1, model.num_key_value_heads // tensor_parallel_size)
+
+
+def kv_bytes_per_token(
+    model: ModelSpec, *, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto"
+) -> int:
+    """Answer the bytes that one token takes in the KV cache of one GPU, over all layers.
 
     2 * layers * kv heads * head_dim * bytes (PagedAttention, arXiv 2309.06180 section 3:
-    800 KiB for OPT-13B; vLLM 0.33.0, ``v1/kv_cache_interface.py:586-601``).
+    800 KiB for OPT-13B; vLLM 0.33.0, ``v1/kv_cache_interface.py:586-601``). Under latent attention
+    layers * (kv_lora_rank + qk_rope_head_dim) * bytes, on every GPU (ibid., 729-743). vLLM's
+    ``fp8_ds_mla`` layout of 656 bytes is DeepSeek-V3.2's alone (``models/config.py``).
     """
-    per_layer = 2 * model.num_key_value_heads * model.head_dim * dtype_bytes(model)
-    return model.num_hidden_layers * per_layer
+    if model.is_mla:
+        elements = model.kv_lora_rank + model.qk_rope_head_dim
+    else:
+        elements = 2 * kv_heads_per_rank(model, tensor_parallel_size) * model.head_dim
+    return model.num_hidden_layers * elements * kv_element_bytes(model, kv_cache_dtype)
 
 
-def bytes_per_block(model: ModelSpec, block_size: int) -> int:
-    """Answer the bytes of one block of *block_size* tokens, over all layers."""
-    return kv_bytes_per_token(model) * block_size
+def bytes_per_block(
+    model: ModelSpec,
+    block_size: int,
+    *,
+    tensor_parallel_size: int = 1,
+    kv_cache_dtype: str = "auto",
+) -> int:
+    """Answer the bytes of one block of *block_size* tokens on one GPU, over all layers."""
+    per_token = kv_bytes_per_token(
+        model, tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype
+    )
+    return per_token * block_size
 
 
-def weight_bytes(model: ModelSpec) -> int:
-    """Answer the bytes of the weights: within 0.5 % of what vLLM 0.19 logs for the models here."""
-    return model.num_parameters * dtype_bytes(model)
+def weight_bytes(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
+    """Answer the bytes of the weights on one GPU.
+
+    A matrix is split by column or row, key and value projections by KV head (copied where there are
+    fewer heads than GPUs), embeddings by row of the padded vocabulary; routers and latent
+    down-projections are on every GPU, and so is what ``num_parameters`` has beyond the shapes
+    (OPT's learned positions). Norms are left out. Within 0.9 % of what vLLM logs for dense
+    models here on 1, 2 and 4 GPUs.
+    """
+    counts = parameter_counts(model)
+    elements = (
+        counts.embeddings // model.vocab_size * padded_vocab_size(model) // tensor_parallel_size
+        + counts.kv_projections // min(tensor_parallel_size, model.num_key_value_heads)
+        + counts.replicated
+        + counts.split // tensor_parallel_size
+        + model.num_parameters
+        - count_parameters(model)
+    )
+    return elements * dtype_bytes(model)
+
+
+def non_torch_bytes(tensor_parallel_size: int = 1) -> int:
+    """Answer the memory outside torch's allocator on one GPU (fitted)."""
+    return NON_TORCH_BYTES if tensor_parallel_size == 1 else NON_TORCH_BYTES_TENSOR_PARALLEL
 
 
 def activation_bytes(model: ModelSpec, max_num_seqs: int) -> int:
     """Answer the peak activation of vLLM's profiling run (`ACTIVATION_BYTES_PER_LOGIT`, fitted)."""
     logits = max_num_seqs * model.vocab_size
     return ACTIVATION_FIXED_BYTES + round(ACTIVATION_BYTES_PER_LOGIT * logits)
+
+
+class _Rank(NamedTuple):
+    """One of the equal GPUs that share *model*, and how it holds the KV cache."""
+
+    model: ModelSpec
+    tensor_parallel_size: int
+    kv_cache_dtype: str
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in its KV cache."""
+        return kv_bytes_per_token(
+            self.model,
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+
+    @property
+    def takes(self) -> str:
+        """The model and how much of it is here, for a message: subject and verb."""
+        if self.tensor_parallel_size == 1:
+            return f"{self.model.name} takes"
+        return f"{self.model.name} on each of {self.tensor_parallel_size} GPUs takes"
+
+    def fixed_shares(self, max_num_seqs: int) -> tuple[MemoryShare, ...]:
+        """Answer what is in the card's memory before any KV cache."""
+        tp = self.tensor_parallel_size
+        return (
+            MemoryShare("weights", weight_bytes(self.model, tp), "computed"),
+            MemoryShare("peak activation", activation_bytes(self.model, max_num_seqs), "fitted"),
+            MemoryShare("non-torch", non_torch_bytes(tp), "fitted"),
+        )
+
+    def provenance(self, text: str) -> str:
+        """Answer *text* with whose pool it speaks of and what a KV element is, where not usual."""
+        if self.kv_cache_dtype != "auto":
+            text = f"{text}; KV cache in {self.kv_cache_dtype}"
+        return _per_gpu(text, self.tensor_parallel_size)
+
+
+def _per_gpu(text: str, tensor_parallel_size: int) -> str:
+    """Answer *text* about one GPU, saying so if there are several."""
+    if tensor_parallel_size == 1:
+        return text
+    return f"per GPU, tensor parallel {tensor_parallel_size}: {text}"
 
 
 def size_kv_pool(
@@ -120,8 +282,12 @@ def size_kv_pool(
     num_gpu_blocks_override: int | None = None,
     max_model_len: int,
     max_num_seqs: int,
+    tensor_parallel_size: int = 1,
+    kv_cache_dtype: str = "auto",
 ) -> KVPool:
     """Answer the pool that an engine gets, by vLLM's order of precedence.
+
+    Under tensor parallelism it is the pool of one GPU, and all are equal.
 
     *num_gpu_blocks_override* wins and needs neither model nor GPU; then *kv_cache_memory_bytes*,
     which needs a model; else ceil(visible * utilization) - weights - peak activation - non-torch
@@ -130,8 +296,9 @@ def size_kv_pool(
     subtracts an estimate (0.5 to 1.9 GiB in the logs).
 
     Raises:
-        ConfigError: a setting out of its range, *max_model_len* beyond the model's, a model or GPU
-            that is needed and missing, or memory in which nothing is left for the KV cache.
+        ConfigError: a setting out of its range, *max_model_len* beyond the model's, a model that
+            cannot be shared by *tensor_parallel_size* GPUs, a model or GPU that is needed and
+            missing, or memory in which nothing is left for the KV cache.
     """
     for flag, value in (
         ("--block-size", block_size),
@@ -145,29 +312,32 @@ def size_kv_pool(
             f"--max-model-len {max_model_len} is beyond {model.name}: "
             f"expected at most its max_position_embeddings {model.max_position_embeddings}"
         )
+    if model is not None:
+        check_tensor_parallel(model, tensor_parallel_size)
     if num_gpu_blocks_override is not None:
-        return _pool_of_blocks(num_gpu_blocks_override, block_size)
+        return _pool_of_blocks(num_gpu_blocks_override, block_size, tensor_parallel_size)
     if model is None:
         raise ConfigError("--model is missing: name one, or give --num-gpu-blocks-override")
+    rank = _Rank(model, tensor_parallel_size, kv_cache_dtype)
     if kv_cache_memory_bytes is not None:
-        return _pool_of_bytes(model, gpu, block_size, kv_cache_memory_bytes, max_num_seqs)
+        return _pool_of_bytes(rank, gpu, block_size, kv_cache_memory_bytes, max_num_seqs)
     if gpu is None:
         raise ConfigError(
             "--gpu is missing: name one, "
             "or give --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
-    least = bytes_per_block(model, block_size) * (-(-max_model_len // block_size) + NULL_BLOCKS)
+    least_blocks = -(-max_model_len // block_size) + NULL_BLOCKS
     return _pool_of_gpu(
-        model,
+        rank,
         gpu,
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
-        least_kv_bytes=least,
+        least_kv_bytes=rank.bytes_per_token * block_size * least_blocks,
     )
 
 
-def _pool_of_blocks(num_gpu_blocks: int, block_size: int) -> KVPool:
+def _pool_of_blocks(num_gpu_blocks: int, block_size: int, tensor_parallel_size: int) -> KVPool:
     """Answer the pool of a given number of blocks; ConfigError when none of them is usable."""
     if num_gpu_blocks <= NULL_BLOCKS:
         raise ConfigError(
@@ -180,21 +350,14 @@ def _pool_of_blocks(num_gpu_blocks: int, block_size: int) -> KVPool:
         contiguous_slots=(num_gpu_blocks - NULL_BLOCKS) * block_size,
         kv_cache_bytes=None,
         breakdown=(),
-        provenance=f"{num_gpu_blocks} blocks given by --num-gpu-blocks-override",
-    )
-
-
-def _fixed_shares(model: ModelSpec, max_num_seqs: int) -> tuple[MemoryShare, ...]:
-    """Answer what is in the card's memory before any KV cache."""
-    return (
-        MemoryShare("weights", weight_bytes(model), "computed"),
-        MemoryShare("peak activation", activation_bytes(model, max_num_seqs), "fitted"),
-        MemoryShare("non-torch", NON_TORCH_BYTES, "fitted"),
+        provenance=_per_gpu(
+            f"{num_gpu_blocks} blocks given by --num-gpu-blocks-override", tensor_parallel_size
+        ),
     )
 
 
 def _pool(
-    model: ModelSpec,
+    rank: _Rank,
     block_size: int,
     kv_cache_bytes: int,
     breakdown: tuple[MemoryShare, ...],
@@ -202,17 +365,17 @@ def _pool(
 ) -> KVPool:
     """Answer the pool of a given number of bytes, already found to hold a usable block."""
     return KVPool(
-        num_gpu_blocks=kv_cache_bytes // bytes_per_block(model, block_size),
+        num_gpu_blocks=kv_cache_bytes // (rank.bytes_per_token * block_size),
         block_size=block_size,
-        contiguous_slots=kv_cache_bytes // kv_bytes_per_token(model),
+        contiguous_slots=kv_cache_bytes // rank.bytes_per_token,
         kv_cache_bytes=kv_cache_bytes,
         breakdown=breakdown,
-        provenance=provenance,
+        provenance=rank.provenance(provenance),
     )
 
 
 def _pool_of_bytes(
-    model: ModelSpec,
+    rank: _Rank,
     gpu: GpuSpec | None,
     block_size: int,
     kv_cache_bytes: int,
@@ -220,27 +383,27 @@ def _pool_of_bytes(
 ) -> KVPool:
     """Answer the pool of given bytes; ConfigError when they, or the card, are too small."""
     flag = f"--kv-cache-memory-bytes {kv_cache_bytes}"
-    least = bytes_per_block(model, block_size) * (1 + NULL_BLOCKS)
+    least = rank.bytes_per_token * block_size * (1 + NULL_BLOCKS)
     if kv_cache_bytes < least:
         raise ConfigError(
             f"{flag}: expected at least {least}, one usable block and the null block of "
-            f"{block_size} tokens of {model.name}"
+            f"{block_size} tokens of {rank.model.name}"
         )
     kv_share = MemoryShare("KV cache", kv_cache_bytes, "given")
     breakdown: tuple[MemoryShare, ...] = (kv_share,)
     if gpu is not None:
-        fixed = _fixed_shares(model, max_num_seqs)
+        fixed = rank.fixed_shares(max_num_seqs)
         used = sum(share.num_bytes for share in fixed)
         unused = gpu.memory_visible_bytes - used - kv_cache_bytes
         if unused < 0:
             raise CapacityError(
                 f"{flag} ({_gib(kv_cache_bytes)}) does not fit: {gpu.name} has "
-                f"{_gib(gpu.memory_visible_bytes)} visible, {model.name} takes {_gib(used)} of it "
+                f"{_gib(gpu.memory_visible_bytes)} visible, {rank.takes} {_gib(used)} of it "
                 f"({_listed(fixed)}): {_gib(-unused)} short"
             )
         breakdown = (*fixed, kv_share, MemoryShare("unused", unused, "computed"))
     return _pool(
-        model,
+        rank,
         block_size,
         kv_cache_bytes,
         breakdown,
@@ -249,7 +412,7 @@ def _pool_of_bytes(
 
 
 def _pool_of_gpu(
-    model: ModelSpec,
+    rank: _Rank,
     gpu: GpuSpec,
     *,
     block_size: int,
@@ -264,15 +427,15 @@ def _pool_of_gpu(
         )
     visible = gpu.memory_visible_bytes
     requested = math.ceil(visible * gpu_memory_utilization)
-    fixed = _fixed_shares(model, max_num_seqs)
+    fixed = rank.fixed_shares(max_num_seqs)
     used = sum(share.num_bytes for share in fixed)
     kv_cache_bytes = requested - used
-    if kv_cache_bytes < bytes_per_block(model, block_size) * (1 + NULL_BLOCKS):
+    if kv_cache_bytes < rank.bytes_per_token * block_size * (1 + NULL_BLOCKS):
         short = fixed[0].num_bytes - requested
         what = f"weights do not fit, {_gib(short)} short" if short > 0 else "no KV cache is left"
         raise CapacityError(
             f"--gpu-memory-utilization {gpu_memory_utilization} of {gpu.name} is "
-            f"{_gib(requested)} of {_gib(visible)} visible, but {model.name} takes {_gib(used)} "
+            f"{_gib(requested)} of {_gib(visible)} visible, but {rank.takes} {_gib(used)} "
             f"({_listed(fixed)}): {what}; "
             f"{_smallest_utilization(visible, used + least_kv_bytes)}"
         )
@@ -282,7 +445,7 @@ def _pool_of_gpu(
         MemoryShare("left by --gpu-memory-utilization", visible - requested, "given"),
     )
     return _pool(
-        model,
+        rank,
         block_size,
         kv_cache_bytes,
         breakdown,
@@ -298,7 +461,8 @@ def _smallest_utilization(visible: int, needed: int) -> str:
         return f"a request of --max-model-len needs at least {hundredths / 100:.2f}"
     return (
         f"even 1.0 is {_gib(needed - visible)} short for a request of --max-model-len: "
-        "take a larger --gpu, a smaller --model, --max-model-len or --max-num-seqs"
+        "take a larger --gpu or --tensor-parallel-size, or a smaller --model, --max-model-len or "
+        "--max-num-seqs"
     )
 
 

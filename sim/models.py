@@ -84,6 +84,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.num_experts > 0
 
     @property
+    def has_dense_layers(self) -> bool:
+        """Whether layers have an MLP without experts."""
+        return not self.is_moe or self.num_dense_layers > 0
+
+    @property
     def is_mla(self) -> bool:
         """Whether attention is latent: one compressed vector a token stands for all KV heads."""
         return self.kv_lora_rank > 0

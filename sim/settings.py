@@ -158,9 +158,11 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
 
     model = ModelConfig(**concern("model"))
     scheduler = SchedulerConfig(**concern("scheduler"))
+    spec = get_model(model.model)
+    if spec.note:
+        notes.append(f"--model {spec.name}: {spec.note}")
     if model.max_model_len is None:
-        longest = get_model(model.model).max_position_embeddings
-        model = msgspec.structs.replace(model, max_model_len=longest)
+        model = msgspec.structs.replace(model, max_model_len=spec.max_position_embeddings)
     assert model.max_model_len is not None
     cache = CacheConfig(**concern("cache"))
     if cache.block_size % KERNEL_BLOCK_SIZE and cache.allocator != "contiguous":

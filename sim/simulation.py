@@ -14,7 +14,7 @@ from sim.config import RunConfig
 from sim.engine import Engine
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.kv_spec import KVPool, size_kv_pool
+from sim.kv_spec import KVPool, check_tensor_parallel, size_kv_pool
 from sim.metrics import Recorder
 from sim.models import get_model
 from sim.scheduler import Scheduler
@@ -47,7 +47,8 @@ class Simulation:
         save_block_tables: `run` will be given a file for the block ids of every step.
 
     Raises:
-        ConfigError: unknown allocator, model, GPU or step time; a pool too small for one request of
+        ConfigError: unknown allocator, model, GPU or step time; a model that the GPUs cannot share;
+            a step time that does not know the setting; a pool too small for one request of
             max_model_len; *save_block_tables* for an allocator that has none.
     """
 
@@ -69,6 +70,8 @@ class Simulation:
         assert model.max_model_len is not None, "resolved"
         assert scheduler.max_num_seqs is not None, "resolved"
         model_spec, gpu_spec = get_model(model.model), get_gpu(model.gpu)
+        check_tensor_parallel(model_spec, model.tensor_parallel_size)
+        _check_priced(config)
         pool = size_kv_pool(
             model_spec if cache.num_gpu_blocks_override is None else None,
             gpu_spec,
@@ -78,6 +81,8 @@ class Simulation:
             num_gpu_blocks_override=cache.num_gpu_blocks_override,
             max_model_len=model.max_model_len,
             max_num_seqs=scheduler.max_num_seqs,
+            tensor_parallel_size=model.tensor_parallel_size,
+            kv_cache_dtype=cache.kv_cache_dtype,
         )
         self.allocator: Allocator = ALLOCATORS[cache.allocator](
             cache, pool, model.max_model_len, scheduler.watermark
@@ -138,6 +143,23 @@ class Simulation:
         with _few_collections():
             engine.run()
         return self.result
+
+
+def _check_priced(config: RunConfig) -> None:
+    """Refuse settings that change the time of a step and that the roofline has no fit for."""
+    if config.timing.step_time != "roofline":
+        return
+    if config.model.tensor_parallel_size > 1:
+        setting = f"--tensor-parallel-size {config.model.tensor_parallel_size}"
+        known = "one GPU"
+    elif config.cache.kv_cache_dtype == "fp8":
+        setting, known = "--kv-cache-dtype fp8", "a KV cache of 16-bit elements"
+    else:
+        return
+    raise ConfigError(
+        f"{setting}: --step-time roofline is fitted for {known}; "
+        "choose --step-time linear:... or constant:..."
+    )
 
 
 @contextmanager

@@ -344,6 +344,23 @@ def test_max_model_len_follows_the_trace() -> None:
     assert length(max_model_len="1K") == 1024
 
 
+@pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--tensor_parallel_size"])
+def test_tensor_parallelism(replay: Any, flag: str) -> None:
+    done, resolved = replay({"kv_cache_dtype": "fp8"}, flag, "2")
+    assert (done.code, done.err) == (0, "")
+    assert (resolved["tensor_parallel_size"], resolved["kv_cache_dtype"]) == (2, "fp8")
+    assert "KV pool: per GPU, tensor parallel 2: 21 blocks given by" in done.out
+
+
+def test_a_model_that_is_not_as_published_says_so(replay: Any) -> None:
+    done, _ = replay({"model": "DeepSeek-V3"})
+    assert done.code == 0
+    assert done.notes == [
+        "note: --model deepseek-ai/DeepSeek-V3: weights are counted as bfloat16, as converted; the "
+        "published checkpoint is fp8, about half of that"
+    ]
+
+
 def test_help_lists_every_setting(kvsim: Kvsim) -> None:
     for command in ("run", "compare"):
         done = kvsim(command, "--help")

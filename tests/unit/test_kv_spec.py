@@ -12,13 +12,15 @@ from sim.kv_spec import (
     KVPool,
     bytes_per_block,
     check_max_model_len,
+    check_tensor_parallel,
     dtype_bytes,
     kv_bytes_per_token,
     kv_cache_lines,
+    padded_vocab_size,
     size_kv_pool,
     weight_bytes,
 )
-from sim.models import get_model
+from sim.models import count_parameters, get_model, model_names, parameter_counts
 
 
 def pool_of(model: str | None, gpu: str | None, **settings: Any) -> KVPool:
@@ -62,6 +64,12 @@ def test_llama_3_1_8b_in_40_gib() -> None:
         ("Qwen3-8B", 147_456),
         ("Qwen3-14B", 163_840),
         ("Qwen3-32B", 262_144),
+        ("gemma-7b", 458_752),
+        ("Qwen2.5-0.5B-Instruct", 12_288),
+        ("Mixtral-8x7B-v0.1", 131_072),
+        ("Qwen3-30B-A3B", 98_304),
+        ("DeepSeek-V2-Lite", 31_104),  # 27 * 576 * 2
+        ("DeepSeek-V3", 70_272),  # 61 * 576 * 2
     ],
 )
 def test_kv_bytes_per_token(name: str, expected: int) -> None:
@@ -100,6 +108,154 @@ def test_pool_of_rtx_4090_misses_the_log_by_5_6_percent() -> None:
     )
     assert pool.num_gpu_blocks == pytest.approx(2_588, rel=0.06)
     assert pool.num_gpu_blocks > 2_588
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel_size", "weights_gib", "num_blocks"),
+    [  # the same runs on more GPUs; ours are 0.42, 0.82, 0.39 and 0.11 % of the weights lower
+        ("Llama-3.1-8B", 2, 7.51, 65_293),
+        ("Llama-3.1-8B", 4, 3.77, 138_112),
+        ("Qwen2.5-7B-Instruct", 2, 7.12, 149_412),
+        ("Qwen2.5-7B-Instruct", 4, 3.55, 315_205),
+    ],
+)
+def test_pool_of_several_h100_agrees_with_logs(
+    name: str, tensor_parallel_size: int, weights_gib: float, num_blocks: int
+) -> None:
+    pool = pool_of(
+        name,
+        "H100",
+        gpu_memory_utilization=0.95,
+        max_model_len=8192,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    weights = weight_bytes(get_model(name), tensor_parallel_size)
+    assert weights / GIB == pytest.approx(weights_gib, rel=0.01)
+    assert pool.num_gpu_blocks == pytest.approx(num_blocks, rel=0.002)
+    assert pool.provenance.startswith(f"per GPU, tensor parallel {tensor_parallel_size}: 0.95 of")
+    assert sum(share.num_bytes for share in pool.breakdown) == get_gpu("H100").memory_visible_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), [("Llama-3.1-8B", 59_502), ("Qwen2.5-7B-Instruct", 137_000)]
+)
+def test_pool_of_fp8_agrees_with_logs(name: str, num_blocks: int) -> None:
+    """The same runs with ``--kv-cache-dtype fp8``."""
+    pool = pool_of(
+        name, "H100", gpu_memory_utilization=0.95, max_model_len=8192, kv_cache_dtype="fp8"
+    )
+    assert pool.num_gpu_blocks == pytest.approx(num_blocks, rel=0.001)
+    assert pool.provenance.endswith("; KV cache in fp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("Llama-3.1-8B", "auto", 131_072),
+        ("Llama-3.1-8B", "bfloat16", 131_072),
+        ("Llama-3.1-8B", "float16", 131_072),
+        ("Llama-3.1-8B", "fp8", 65_536),
+        ("DeepSeek-V3", "fp8", 61 * 576),
+    ],
+)
+def test_kv_cache_dtype(name: str, dtype: str, expected: int) -> None:
+    assert kv_bytes_per_token(get_model(name), kv_cache_dtype=dtype) == expected
+
+
+def test_an_unknown_kv_cache_dtype_is_refused() -> None:
+    message = "--kv-cache-dtype 'int4' is not one of auto, float16, bfloat16, fp8"
+    with pytest.raises(ConfigError, match=message):
+        kv_bytes_per_token(get_model("opt-13b"), kv_cache_dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token"),
+    [  # bytes a token on one of 1, 2, 4, 8 GPUs
+        ("Llama-3.1-8B", [131_072, 65_536, 32_768, 16_384]),
+        ("Qwen3-30B-A3B", [98_304, 49_152, 24_576, 24_576]),  # 4 KV heads, copied on 8
+        ("DeepSeek-V3", [70_272] * 4),  # the latent is on every GPU
+    ],
+)
+def test_kv_bytes_under_tensor_parallelism(name: str, per_token: list[int]) -> None:
+    model = get_model(name)
+    got = [kv_bytes_per_token(model, tensor_parallel_size=tp) for tp in (1, 2, 4, 8)]
+    assert got == per_token
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_weights_of_all_gpus_are_the_weights_and_the_copies(name: str) -> None:
+    model = get_model(name)
+    padding = (padded_vocab_size(model) - model.vocab_size) * model.hidden_size
+    padding *= 1 if model.tie_word_embeddings else 2
+    assert weight_bytes(model) == (model.num_parameters + padding) * 2
+    for tp in range(2, 65):
+        try:
+            check_tensor_parallel(model, tp)
+        except ConfigError:
+            continue
+        counts = parameter_counts(model)
+        copies = 1 if model.is_mla else max(1, tp // model.num_key_value_heads)
+        positions = model.num_parameters - count_parameters(model)  # OPT's
+        replicated = counts.replicated + positions
+        copied = (tp - 1) * replicated + (copies - 1) * counts.kv_projections
+        assert tp * weight_bytes(model, tp) == weight_bytes(model) + 2 * copied
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel_size", "message"),
+    [
+        ("Llama-3.1-8B", 0, "--tensor-parallel-size 0: expected at least 1"),
+        (
+            "Llama-3.1-8B",
+            3,
+            "--tensor-parallel-size 3: meta-llama/Llama-3.1-8B has 32 attention heads that cannot "
+            "be shared equally by 3 GPUs; expected one of 1, 2, 4, 8, 16, 32",
+        ),
+        ("Qwen2.5-7B-Instruct", 7, "152064 rows of the padded vocabulary that cannot be shared"),
+        ("GLM-4.5-Air", 3, "151552 rows of the padded vocabulary that cannot be shared"),
+        ("Qwen2.5-14B-Instruct", 5, "152064 rows of the padded vocabulary"),
+        ("Qwen2.5-0.5B-Instruct", 7, "151936 rows of the padded vocabulary"),
+        ("phi-4", 4, "10 KV heads, neither split nor copied, that cannot be shared"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_equally_is_refused(
+    name: str, tensor_parallel_size: int, message: str
+) -> None:
+    for settings in ({}, {"num_gpu_blocks_override": 20}):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            pool_of(name, "H100", tensor_parallel_size=tensor_parallel_size, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"moe_intermediate_size": 2049}, "2049 columns of an expert"),
+        ({"shared_expert_intermediate_size": 2049}, "2049 columns of the shared experts"),
+        ({"intermediate_size": 18433}, "18433 columns of the MLP"),
+        ({"num_dense_layers": 0, "intermediate_size": 18433}, None),  # no layer has that MLP
+    ],
+)
+def test_every_width_has_to_be_shared(change: dict[str, int], what: str | None) -> None:
+    model = msgspec.structs.replace(get_model("DeepSeek-V3"), **change)
+    if what is None:
+        check_tensor_parallel(model, 8)
+    else:
+        with pytest.raises(ConfigError, match=what):
+            check_tensor_parallel(model, 8)
+
+
+def test_a_refusal_for_memory_speaks_of_one_of_the_gpus() -> None:
+    message = "DeepSeek-V3 on each of 8 GPUs takes 161.98 GiB"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        pool_of("DeepSeek-V3", "H200", tensor_parallel_size=8)
+
+
+def test_blocks_given_are_those_of_one_gpu() -> None:
+    pool = pool_of("Qwen3-8B", "H100", num_gpu_blocks_override=20, tensor_parallel_size=2)
+    assert pool.num_gpu_blocks == 20
+    assert pool.provenance == (
+        "per GPU, tensor parallel 2: 20 blocks given by --num-gpu-blocks-override"
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"kv_cache_memory_bytes": 40 * GIB}])
