@@ -51,6 +51,10 @@ class ModelConfig(_Concern, frozen=True):
             "KV pool is that of one."
         ),
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Meta(description="GPUs hold whole experts of a mixture, not a slice of each."),
+    ] = False
     max_model_len: Annotated[
         PositiveInt | None,
         Meta(

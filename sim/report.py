@@ -27,11 +27,11 @@ def percent(share: float | None) -> float | None:
 
 def provenance(summary: Summary) -> str:
     """Answer where sizes and times come from: the first lines of every report."""
-    lines = [f"timing: {summary['timing']}", f"KV pool: {summary['kv_pool_provenance']}"]
+    lines = [f"timing: {source}" for source in summary["timing"]]
     if summary["timing_steps_outside"]:
         outside = f"{summary['timing_steps_outside']:,} of {summary['num_steps']:,} steps"
-        lines.insert(1, f"timing: {outside} are beyond the table: priced by the roofline")
-    return "\n".join(lines)
+        lines.append(f"timing: {outside} are beyond the table: priced by the roofline")
+    return "\n".join([*lines, f"KV pool: {summary['kv_pool_provenance']}"])
 
 
 def run_report(summary: Summary) -> str:

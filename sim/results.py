@@ -84,6 +84,7 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
         {name: value for name, value in row.items() if name not in {"refused", "step_time_s"}}
         | {f"refused_{reason}": row["refused"].get(reason, 0) for reason in reasons}
         | {f"{term}_s": seconds for term, seconds in row["step_time_s"].items()}
+        | {"timing": "; ".join(row["timing"])}
         for row in rows
     ]
     import pyarrow as pa  # noqa: PLC0415  # kvsim run needs it for its tables only

@@ -71,7 +71,6 @@ class Simulation:
         assert scheduler.max_num_seqs is not None, "resolved"
         model_spec, gpu_spec = get_model(model.model), get_gpu(model.gpu)
         check_tensor_parallel(model_spec, model.tensor_parallel_size)
-        _check_priced(config)
         pool = size_kv_pool(
             model_spec if cache.num_gpu_blocks_override is None else None,
             gpu_spec,
@@ -95,6 +94,9 @@ class Simulation:
         deployment = Deployment(
             model_spec,
             gpu_spec,
+            tensor_parallel_size=model.tensor_parallel_size,
+            enable_expert_parallel=model.enable_expert_parallel,
+            kv_cache_dtype=cache.kv_cache_dtype,
             block_size=CONTIGUOUS if cache.allocator == "contiguous" else cache.block_size,
             max_num_seqs=scheduler.max_num_seqs,
         )
@@ -143,23 +145,6 @@ class Simulation:
         with _few_collections():
             engine.run()
         return self.result
-
-
-def _check_priced(config: RunConfig) -> None:
-    """Refuse settings that change the time of a step and that the roofline has no fit for."""
-    if config.timing.step_time != "roofline":
-        return
-    if config.model.tensor_parallel_size > 1:
-        setting = f"--tensor-parallel-size {config.model.tensor_parallel_size}"
-        known = "one GPU"
-    elif config.cache.kv_cache_dtype == "fp8":
-        setting, known = "--kv-cache-dtype fp8", "a KV cache of 16-bit elements"
-    else:
-        return
-    raise ConfigError(
-        f"{setting}: --step-time roofline is fitted for {known}; "
-        "choose --step-time linear:... or constant:..."
-    )
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class _Spent:
         """Answer where step times come from, and the seconds of each term."""
         sources = self._step_time.sources
         return {
-            "timing": "; ".join(map(str, sources)),
+            "timing": [str(source) for source in sources],
             "timing_provenance": ", ".join(dict.fromkeys(s.provenance for s in sources)),
             "timing_steps_outside": self._num_outside,
             "step_time_s": self._terms,

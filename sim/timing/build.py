@@ -9,7 +9,7 @@ from sim.config import TimingConfig
 from sim.errors import ConfigError
 from sim.gaps import FloatArray
 from sim.hardware import GpuSpec
-from sim.kv_spec import dtype_bytes
+from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
 from sim.timing.attention import AttentionCost, TableAttention
@@ -190,7 +190,7 @@ class _Builder:
 
     def _fitted_attention(self) -> AttentionCost:
         fits = self._needed_fits("attention")
-        kv_bytes = dtype_bytes(self._model)
+        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
         factor = self._factor(fits.page)
         return fits.attention(self._shape, dtype_bytes(self._model), kv_bytes, factor)
 
@@ -211,7 +211,8 @@ class _Builder:
                 return None
             near = sorted(rows.distinct(*heads, "kv_dtype"), key=lambda row: _distance(row, wanted))
             shown = "; ".join(
-                f"{AttentionShape(row[0], row[1], row[2], is_mla=False)}, KV {row[3]}" for row in near[:3]
+                f"{AttentionShape(row[0], row[1], row[2], is_mla=False)}, KV {row[3]}"
+                for row in near[:3]
             )
             raise ConfigError(
                 f"the timing table has no attention for {shape}, KV {self._kv_dtypes()[0]}; "

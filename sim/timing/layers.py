@@ -7,7 +7,7 @@ their inside width or, with expert parallel, whole ones; norms and routers on ev
 
 from typing import Literal, NamedTuple
 
-from sim.kv_spec import dtype_bytes
+from sim.kv_spec import dtype_bytes, kv_heads_per_rank, padded_vocab_size
 from sim.models import ModelSpec
 
 Term = Literal[
@@ -16,9 +16,6 @@ Term = Literal[
 
 PER_SEQUENCE: Term = "lm_head and sampling"
 """The term that grows with requests, not with tokens."""
-
-VOCABULARY_PADDING = 64
-"""vLLM pads the rows of the embedding to a multiple (``vocab_parallel_embedding.py``)."""
 
 
 class Call(NamedTuple):
@@ -89,7 +86,7 @@ def attention_shape(model: ModelSpec, tensor_parallel_size: int) -> AttentionSha
     heads = model.num_attention_heads // tensor_parallel_size
     if model.is_mla:
         return AttentionShape(heads, 1, model.kv_lora_rank + model.qk_rope_head_dim, is_mla=True)
-    kv_heads = max(1, model.num_key_value_heads // tensor_parallel_size)
+    kv_heads = kv_heads_per_rank(model, tensor_parallel_size)
     return AttentionShape(heads, kv_heads, model.head_dim, is_mla=False)
 
 
@@ -124,19 +121,13 @@ def calls_of(
         Call("norms and activations", "qk_norm", 2 * layers * model.qk_norm),
         Call("norms and activations", "rotary_emb", layers),
         Call("norms and activations", "final_layernorm", 1),
-        Call(PER_SEQUENCE, "lm_head", 1, padded_vocabulary(model, tp) // tp, hidden),
+        Call(PER_SEQUENCE, "lm_head", 1, padded_vocab_size(model) // tp, hidden),
         Call(PER_SEQUENCE, "sampler", 1),
     ]
     if tp > 1:
         size = hidden * dtype_bytes(model)
         calls.append(Call("all-reduce", "all_reduce", 2 * layers + 1, bytes_per_token=size))
     return [call for call in calls if call.launches]
-
-
-def padded_vocabulary(model: ModelSpec, tensor_parallel_size: int) -> int:
-    """Answer the rows of the embedding over all ranks."""
-    multiple = VOCABULARY_PADDING * tensor_parallel_size
-    return -(-model.vocab_size // multiple) * multiple
 
 
 def _attention_projections(model: ModelSpec, tp: int) -> list[Call]:

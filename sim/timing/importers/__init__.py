@@ -1,0 +1,1 @@
+"""Timing tables from other people's measurements: one file a source."""

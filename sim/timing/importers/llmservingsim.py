@@ -1,6 +1,6 @@
 """Timing tables from a profile folder of LLMServingSim (github.com/casys-kaist/LLMServingSim, MIT).
 
-A folder has ``meta.yaml`` and, in it or in ``tp<N>`` below it, ``attention.csv``, ``dense.csv``,
+A folder has ``meta.yaml``; in it or in ``tp<N>`` below it are ``attention.csv``, ``dense.csv``,
 ``per_sequence.csv`` and, for models with experts, ``moe.csv``: CUDA kernel times in microseconds, of
 one layer of one model on one rank. ``hardware.yaml`` above it may have collectives.
 """
@@ -116,8 +116,7 @@ def _numbers(path: Path, line: int, record: dict[str, str], names: tuple[str, ..
             values.append(float(record[name]))
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{plain(str(path))}, line {line}, {name}: expected a number, "
-                f"got {record[name]!r}"
+                f"{plain(str(path))}, line {line}, {name}: expected a number, got {record[name]!r}"
             ) from None
     return values
 
@@ -247,9 +246,13 @@ def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
 
 
 def _collectives(meta_path: Path) -> Iterator[Row]:
-    """Answer the all-reduces in the nearest ``hardware.yaml`` above the profile, if there is one."""
+    """Answer the all-reduces in the nearest ``hardware.yaml`` above the profile, if any."""
     path = next(
-        (p / "hardware.yaml" for p in (meta_path, *meta_path.parents[:4]) if (p / "hardware.yaml").is_file()),
+        (
+            p / "hardware.yaml"
+            for p in (meta_path, *meta_path.parents[:4])
+            if (p / "hardware.yaml").is_file()
+        ),
         None,
     )
     if path is None:
