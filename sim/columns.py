@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
 Columns = dict[str, Column]
 
 

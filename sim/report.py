@@ -53,7 +53,7 @@ def run_report(summary: Summary) -> str:
         lines.append(f"{title:-^{_WIDTH}}")
         for kind, prefix in (("Mean", "mean"), ("Median", "median"), ("P99", "p99")):
             lines.append(_line(f"{kind} {short} (ms):", summary[f"{prefix}_{key}_ms"]))
-    if summary["step_time_s"]:
+    if any(summary["step_time_s"].values()):
         lines.append(f"{'Where Steps Spend Time':-^{_WIDTH}}")
         lines += _timing_lines(summary)
     lines += _kv_lines(summary)

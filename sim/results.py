@@ -76,6 +76,10 @@ def write_run(folder: Path, result: RunResult, summary: dict[str, Any], table_fo
     write_json(folder / "manifest.json", manifest(result))
 
 
+def _identifier(term: str) -> str:
+    return term.replace(" ", "_").replace("-", "_")
+
+
 def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
     """Write ``compare.json`` and ``compare.csv``, a row an allocator; answer the files."""
     write_json(folder / "compare.json", rows)
@@ -83,7 +87,7 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
     flat = [
         {name: value for name, value in row.items() if name not in {"refused", "step_time_s"}}
         | {f"refused_{reason}": row["refused"].get(reason, 0) for reason in reasons}
-        | {f"{term}_s": seconds for term, seconds in row["step_time_s"].items()}
+        | {f"{_identifier(term)}_s": seconds for term, seconds in row["step_time_s"].items()}
         | {"timing": "; ".join(row["timing"])}
         for row in rows
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.columns import Columns
-from sim.gaps import PERCENTILES, FloatArray, GapStatistics
+from sim.columns import Columns, FloatArray
+from sim.gaps import PERCENTILES, GapStatistics
 from sim.request import UNSET
 from sim.simulation import RunResult
 from sim.timing.base import StepTimeModel

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.gaps import FloatArray, GapStatistics, describe, gaps_of, joined, single_gaps
+from sim.columns import FloatArray
+from sim.gaps import GapStatistics, describe, gaps_of, joined, single_gaps
 from sim.timing.base import TICKS_PER_PS
 from workloads.record import PS_PER_S, IntArray
 

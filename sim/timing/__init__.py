@@ -6,6 +6,7 @@ from sim.config import TimingConfig
 from sim.errors import ConfigError
 from sim.timing.base import StepTimeModel
 from sim.timing.build import CONTIGUOUS, Deployment, kernel_step_time
+from sim.timing.kernels import KernelStepTime
 from sim.timing.simple import ConstantStepTime, LinearStepTime
 from workloads.errors import did_you_mean
 
@@ -14,6 +15,7 @@ __all__ = [
     "STEP_TIMES",
     "ConstantStepTime",
     "Deployment",
+    "KernelStepTime",
     "LinearStepTime",
     "kernel_step_time",
     "make_step_time",

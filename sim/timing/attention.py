@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sim.gaps import FloatArray
+from sim.columns import FloatArray
 from sim.timing.base import UNLIMITED
 from sim.timing.curves import Bracket, bracket
 from sim.timing.table import TimingTable

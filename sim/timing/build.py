@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.columns import FloatArray
 from sim.config import TimingConfig
 from sim.errors import ConfigError
-from sim.gaps import FloatArray
 from sim.hardware import GpuSpec
 from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec

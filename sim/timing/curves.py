@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.gaps import FloatArray
+from sim.columns import FloatArray
 
 
 class Bracket(NamedTuple):

@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sim.columns import Columns
+from sim.columns import Columns, FloatArray
 from sim.errors import TimingRangeError
-from sim.gaps import FloatArray
 from sim.timing.attention import AttentionCost, Segment, decode_times
 from sim.timing.base import TICKS_PER_PS, UNLIMITED, DecodeLine, StepBatch, TimeSource
 from sim.timing.layers import PER_SEQUENCE, Term

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sim.columns import FloatArray
 from sim.errors import ConfigError
-from sim.gaps import FloatArray
 from sim.hardware import GpuSpec
 from sim.tables import load_table
 from sim.timing.attention import PS_PER_US, RooflineAttention

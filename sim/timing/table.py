@@ -271,7 +271,7 @@ def _read_columns(path: Path, shown: str) -> Columns:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         reason = plain(reason.partition("\n")[0])

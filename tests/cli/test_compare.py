@@ -59,7 +59,9 @@ def test_the_default_needs_nothing(
     monkeypatch.chdir(tmp_path)
     done = kvsim("compare")
     assert done.code == 0
-    assert max(map(len, done.out.splitlines()[2:])) <= 100
+    prose = ("timing: ", "KV pool: ")
+    tables = [line for line in done.out.splitlines() if not line.startswith(prose)]
+    assert max(map(len, tables)) <= 100
     assert [row[0] for row in _table_rows(done.out)] == [*COMPARED, *COMPARED]
     assert [path.name for path in tmp_path.iterdir()] == ["kvsim-results"]
     rows = _rows(tmp_path / "kvsim-results")
@@ -132,6 +134,8 @@ def test_csv_has_a_tidy_row_an_allocator(kvsim: Kvsim, busy_trace: Path, tmp_pat
     for row, text in zip(_rows(tmp_path / "out"), table, strict=True):
         refused = row.pop("refused")
         assert refused == {"prompt_too_long": int(text.pop("refused_prompt_too_long"))}
+        assert row.pop("step_time_s") == {}, "of a constant"
+        assert text.pop("timing") == "; ".join(row.pop("timing"))
         assert set(text) == set(row)
         for name, value in row.items():
             if isinstance(value, int | float):

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sim import results
 from sim.cli import main
+from sim.files import write_json
 from sim.result_tables import expand
 from tests.cli.conftest import Kvsim
 from tests.conftest import REPOSITORY
@@ -173,8 +173,7 @@ def test_report_ends_with_the_kv_section(kvsim: Kvsim, busy_trace: Path, tmp_pat
 
 def test_report_starts_with_provenance_and_pool(kvsim: Kvsim, busy_trace: Path) -> None:
     first = kvsim("run", "--trace", busy_trace, *FLAGS).out.splitlines()[:3]
-    assert first[0].startswith("timing: linear, ")
-    assert first[0].endswith("(assumed)")
+    assert first[0].startswith("timing: step assumed (linear, ")
     assert first[1] == "KV pool: 21 blocks given by --num-gpu-blocks-override"
     assert first[2].startswith("GPU KV cache size: ")
     assert "Maximum concurrency for 200 tokens per request: " in first[2]
@@ -280,7 +279,7 @@ def test_manifest(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
     assert manifest["seeds"] == {"seed": 7}
     assert manifest["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"python", "simpy", "numpy", "pyarrow", "msgspec"} <= manifest["versions"].keys()
-    assert manifest["timing"]["provenance"] == "assumed"
+    assert [source["provenance"] for source in manifest["timing"]["sources"]] == ["assumed"]
     assert manifest["kv_pool"]["num_gpu_blocks"] == 21
     config = manifest["config"]
     assert config["trace"] == str(busy_trace)
@@ -397,7 +396,7 @@ def test_block_tables_of_an_interrupted_run_are_not_left(
 
 def test_files_have_the_mode_that_the_user_asks_for(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    results.write_json(tmp_path / "ours.json", {})
+    write_json(tmp_path / "ours.json", {})
     assert (tmp_path / "ours.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "config", "request", "tables", "gaps", "arrow"),
+    ("columns", "errors", "config", "request", "tables", "gaps", "arrow", "files"),
     ("hardware", "models"),
     ("kv_spec", "timing"),
     ("allocators", "totals"),
@@ -48,7 +48,14 @@ ONLY_IN = {
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {"sim/comparison.py"},
-    "pyarrow": {"sim/result_tables.py", "sim/arrow.py", "sim/results.py"},
+    "pyarrow": {
+        "sim/result_tables.py",
+        "sim/arrow.py",
+        "sim/results.py",
+        "sim/timing/table.py",
+        "sim/timing/importers/aiconfigurator.py",
+    },
+    "yaml": {"sim/timing/importers/llmservingsim.py"},
     "matplotlib": {"sim/plots.py"},
     "pandas": {"sim/plots.py"},
     "torch": set[str](),

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sim.columns import FloatArray
 from sim.engine import steps_until
 from sim.gaps import (
     PERCENTILES,
-    FloatArray,
     GapRuns,
     describe,
     gaps_of,

@@ -1,8 +1,9 @@
-"""Timing tables from a profile folder of LLMServingSim (github.com/casys-kaist/LLMServingSim, MIT).
+"""Timing tables from a profile folder of LLMServingSim.
 
-A folder has ``meta.yaml``; in it or in ``tp<N>`` below it are ``attention.csv``, ``dense.csv``,
-``per_sequence.csv`` and, for models with experts, ``moe.csv``: CUDA kernel times in microseconds, of
-one layer of one model on one rank. ``hardware.yaml`` above it may have collectives.
+Its home is github.com/casys-kaist/LLMServingSim, its licence MIT. A folder has ``meta.yaml``; in it
+or in ``tp<N>`` below it are ``attention.csv``, ``dense.csv``, ``per_sequence.csv`` and, for models
+with experts, ``moe.csv``: CUDA kernel times in microseconds, of one layer of one model on one rank.
+``hardware.yaml`` above it may have collectives.
 """
 
 import csv
