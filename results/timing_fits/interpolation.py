@@ -25,6 +25,12 @@ GPUS = {
 """Table and L2 size, bytes."""
 
 HEAD_DIM = 128
+SHORT_CONTEXT = 128
+"""Mean context, tokens, up to which rule (ii) is tried in the hybrid rule."""
+PROFILE_QUERY_HEADS = 32
+PROFILE_SMS = 128
+FA2_QUERY_TILE = 64
+"""Llama-3.1-8B on an RTX 4090; query rows of a FlashAttention-2 tile as the profile shows it."""
 Grid = dict[tuple[int, int], float]
 Errors = dict[tuple[str, str], list[float]]
 
@@ -85,6 +91,12 @@ def decode_estimates(
         if by_total is not None and by_mean is not None:
             yield ("batch knot, rows with both", f"(i) total context, {name}"), by_total
             yield ("batch knot, rows with both", f"(ii) mean context, {name}"), by_mean
+            both = (by_total + by_mean) / 2
+            yield ("batch knot, rows with both", f"mean of (i) and (ii), {name}"), both
+        hybrid = by_mean if context <= SHORT_CONTEXT and by_mean is not None else by_total
+        if hybrid is not None:
+            rule_name = f"(ii) up to {SHORT_CONTEXT} tokens, else (i), {name}"
+            yield ("batch knot", rule_name), hybrid
         if lo:
             pair = coarse(lo, context * 2, rule), coarse(hi, context / 2, rule)
             if pair[0] is not None and pair[1] is not None:
@@ -145,6 +157,9 @@ def decode_study(data: Path, gpu: str, tail: list[dict[str, float | str]]) -> Er
             for key, estimate in decode_estimates(grid, batch, context):
                 error = 100 * (estimate / truth - 1)
                 errors.setdefault(key, []).append(error)
+                if key[0] == "batch knot" and num_bytes > 2 * l2 and heads <= 16 * kv_heads:
+                    scope = ("batch knot, KV > 2 x L2, q/kv <= 16", key[1])
+                    errors.setdefault(scope, []).append(error)
                 tail.append(
                     {
                         "gpu": gpu, "protocol": key[0], "rule": key[1], "heads": heads,
@@ -238,7 +253,20 @@ def history_study(profile: Path) -> Errors:
             return float(n * np.interp(n, sizes, times / sizes))
         return float(times[-1] + pair_us * (n * n - last * last) / 2)
 
+    fill = FA2_QUERY_TILE * PROFILE_SMS / PROFILE_QUERY_HEADS
+
+    def whole(n: float, h: float) -> float:
+        """Answer the share of T0(h + n) that the last n rows are."""
+        return measured(h + n) * (1 - (h / (h + n)) ** 2)
+
     rules: dict[str, Callable[[float, float], float]] = {
+        "T0(n) + pair cost * max(n, n_fill) * h": lambda n, h: (
+            measured(n) + pair_us * max(n, fill) * h
+        ),
+        "T0(n) + pair cost of fit * max(n, n_fill) * h": lambda n, h: (
+            measured(n) + 2 * per_square * max(n, fill) * h
+        ),
+        "T0(h+n') * (1 - (h/(h+n'))^2), n' = max(n, n_fill)": lambda n, h: whole(max(n, fill), h),
         "T0(h+n) * (1 - (h/(h+n))^2)": lambda n, h: measured(h + n) * (1 - (h / (h + n)) ** 2),
         "T0(h+n) - T0(h)": lambda n, h: measured(h + n) - measured(h) if h else measured(n),
         "T0(n) + pair cost * n * h": lambda n, h: measured(n) + pair_us * n * h,
