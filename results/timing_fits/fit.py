@@ -59,17 +59,19 @@ class Gpu:
     all_reduce: tuple[str, str, str] = ("vllm", "0.24.0", "vLLM_custom_graph")
 
 
-FA3_MLA, TRTLLM_MLA = ("sglang", "0.5.14"), ("trtllm", "1.3.0rc20")
+TRTLLM_MLA = ("trtllm", "1.3.0rc20")
+"""Attention kernels alone, decode from the latent cache and prefill expanded as vLLM does it; SGLang's
+prefill is absorbed, and its fp8 decode on Hopper spends 12 times the time of the bytes."""
 GPUS = {
     "A100": Gpu(
         ("A100-40", "A100-80"), "A100-80", "a100_sxm", "A100 SXM", "0.14.0", 2.039e12, 312e12, 40e6,
         None, ("vllm", "0.14.0", "vLLM_custom_graph"),
     ),
     "H100": Gpu(
-        ("H100",), "H100", "h100_sxm", "H100 SXM", "0.24.0", 3.35e12, 989e12, 50e6, FA3_MLA
+        ("H100",), "H100", "h100_sxm", "H100 SXM", "0.24.0", 3.35e12, 989e12, 50e6, TRTLLM_MLA
     ),
     "H200": Gpu(
-        ("H200",), "H200", "h200_sxm", "H200 SXM", "0.24.0", 4.8e12, 989e12, 50e6, FA3_MLA
+        ("H200",), "H200", "h200_sxm", "H200 SXM", "0.24.0", 4.8e12, 989e12, 50e6, TRTLLM_MLA
     ),
     "B200": Gpu(
         ("B200",), "B200", "b200_sxm", "B200 SXM", "0.24.0", 7.7e12, 2250e12, 126e6, TRTLLM_MLA
@@ -84,18 +86,20 @@ GPUS = {
         ("GB300",), "GB300", "gb300", "GB300", "0.24.0", 8.0e12, 2500e12, 126e6, TRTLLM_MLA
     ),
     "L40S": Gpu(
-        ("L40S",), "L40S", "l40s", "L40S", "0.24.0", 0.864e12, 362.05e12, 96e6, FA3_MLA,
+        ("L40S",), "L40S", "l40s", "L40S", "0.24.0", 0.864e12, 362.05e12, 96e6, None,
         ("vllm", "0.22.0", "vLLM_custom_graph"),
     ),
     "RTX-PRO-6000": Gpu(
         ("RTX-PRO-6000",), "RTX-PRO-6000", "rtx_pro_6000_server", "RTX PRO 6000 Server", "0.24.0",
-        1.792e12, 467.8e12, 128e6, FA3_MLA,
+        1.792e12, 467.8e12, 128e6,
     ),
 }  # fmt: skip
 
 RTX_4090 = Gpu(("RTX-4090",), "RTX-4090", "", "RTX 4090", "", 1.008e12, 165.15e12, 72e6)
 
 KEPT_DECODE = "three-parameter, HBM-resident rows only (KV bytes > 4*L2)"
+MIN_INTER = 256
+"""Columns of an expert on one rank: below, the kernels are slower than their bytes and FLOPs."""
 UNGATED = {(2688, 1856), (1024, 2688)}
 """(hidden, inter) of the mixtures of experts without a gate matrix (Nemotron)."""
 
@@ -188,13 +192,15 @@ def kernels(frame: pd.DataFrame) -> str:
     return ", ".join(frame["kernel_source"].value_counts().index)
 
 
-def attention_rows(frame: pd.DataFrame, kv_dtype: str, dim: int) -> pd.DataFrame:
+def attention_rows(
+    frame: pd.DataFrame, kv_dtype: str, dim: int, *, any_ratio: bool = False
+) -> pd.DataFrame:
     """Answer the rows of one kv dtype and head_dim, without window, of the ratios fitted."""
     return frame[
         (frame["head_dim"] == dim)
         & (frame["window_size"] == 0)
         & (frame["kv_cache_dtype"] == kv_dtype)
-        & (frame["num_heads"] <= MAX_RATIO * frame["num_key_value_heads"])
+        & (any_ratio | (frame["num_heads"] <= MAX_RATIO * frame["num_key_value_heads"]))
     ]
 
 
@@ -379,7 +385,7 @@ def system_fits(name: str, gpu: Gpu, data: Path, document: Any) -> Iterator[Fit]
                 fit = decode_fit(name, gpu, rows, size, dim, kept if dim == 128 else None)
                 fit.table = where % ("attention", "generation_attention")
                 yield fit
-            rows = attention_rows(prefill, dtype, dim)
+            rows = attention_rows(prefill, dtype, dim, any_ratio=True)
             rows = rows[rows["isl"] >= 16]
             if len(rows):
                 kept = published(document, gpu.system, "prefill_attention", backend, dtype)
@@ -416,15 +422,16 @@ def moe_fits(name: str, gpu: Gpu, data: Path, backend: str) -> Iterator[Fit]:
         for pair in [tuple(pair)]
     ]
     moe = moe[np.asarray(gated) & (moe["moe_dtype"] == "bfloat16") & (moe["num_tokens"] <= 16384)]
+    moe = moe[moe["inter_size"] >= MIN_INTER * moe["moe_tp_size"]]
     alone = moe[(moe["moe_ep_size"] == 1) & (moe["distribution"] == "power_law_1.01")]
     compute, memory = moe_columns(gpu, alone)
-    fit = roofline_fit(name, "moe", alone, compute, memory, None, False)
+    fit = roofline_fit(name, "moe", alone, compute, memory, None, True)
     fit.table = f"{gpu.system}/moe/{backend}/moe"
 
     def errors(rows: pd.DataFrame) -> tuple[float, float]:
         flops, num_bytes = moe_columns(gpu, rows)
         v = fit.values
-        model = max_model(flops, num_bytes)
+        model = sum_model([flops, num_bytes])
         p = np.array([v["t0_us"], 1 / v["eff_flops"], 1 / v["eff_bw"]])
         return percentiles(model(p), numbers(rows["us"]))
 
@@ -494,15 +501,22 @@ def profile_fits(profile: Path) -> Iterator[Fit]:
         "RTX-4090", "prefill_attention", rows[full], compute[full], memory[full], None, True
     )
     fit.kernel, fit.table = "flash_attn (vLLM)", "LLMServingSim profile, attention.csv"
+    fit.extra["fill_rows"] = 8192
     v = fit.values
     predicted = v["t0_us"] + compute / v["eff_flops"] + memory / v["eff_bw"]
     measured = numbers(rows["us"])
     for what, keep in (
         ("no_history", history == 0),
-        ("small_chunk_with_history", ~full),
+        ("small_chunk", ~full),
     ):
         p50, p90 = percentiles(predicted[keep], measured[keep])
         fit.extra |= {f"error_{what}_p50": p50, f"error_{what}_p90": p90}
+    rows_of_queries = np.maximum(chunk, fit.extra["fill_rows"] / heads)
+    filled = predicted + (rows_of_queries - chunk) * history * (
+        4 * heads * dim / gpu.flops * 1e6 / v["eff_flops"]
+    )
+    p50, p90 = percentiles(filled[~full], measured[~full])
+    fit.extra |= {"error_small_chunk_filled_p50": p50, "error_small_chunk_filled_p90": p90}
     yield fit
 
     shapes = {
@@ -545,14 +559,28 @@ def bad_tables(data: Path) -> pd.DataFrame:
             frame["share"] = frame["bytes"] / (frame["latency"] * 1e-3) / gpu.bandwidth
             hbm = frame[frame["bytes"] > HBM_OVER_L2 * gpu.l2]
             for (kernel, dtype), rows in hbm.groupby(["kernel_source", "kv_cache_dtype"]):
-                above = rows["share"] > 1.05
-                found.append({
-                    "table": table, "kernel": kernel, "kv_dtype": dtype, "rows": len(rows),
-                    "above_105_percent": int(above.sum()),
-                    "percent_of_rows": round(100 * float(above.mean()), 1),
-                    "max_percent_of_peak": round(100 * float(rows["share"].max())),
-                })  # fmt: skip
+                found.append(check_row(table, kernel, dtype, rows["share"]))
+        for path in sorted((data / system).rglob("gemm_perf.parquet")):
+            table = str(path.relative_to(data).parent / "gemm")
+            frame = pd.read_parquet(path)
+            frame = frame[frame["gemm_dtype"].isin(["bfloat16", "fp8"])]
+            num_bytes = frame["gemm_dtype"].map({"bfloat16": 2.0, "fp8": 1.0})
+            num_bytes = num_bytes.astype(float) * frame["n"] * frame["k"]
+            frame["share"] = num_bytes / (frame["latency"] * 1e-3) / gpu.bandwidth
+            hbm = frame[num_bytes > HBM_OVER_L2 * gpu.l2]
+            for (kernel, dtype), rows in hbm.groupby(["kernel_source", "gemm_dtype"]):
+                found.append(check_row(table, kernel, dtype, rows["share"]))
     return pd.DataFrame(found)
+
+
+def check_row(table: str, kernel: str, dtype: str, share: "pd.Series[float]") -> dict[str, Any]:
+    """Answer one row of the check: how many of the HBM-sized rows exceed 105 % of peak."""
+    above = share > 1.05
+    return {
+        "table": table, "kernel": kernel, "dtype": dtype, "rows": len(share),
+        "above_105_percent": int(above.sum()), "percent_of_rows": round(100 * above.mean(), 1),
+        "max_percent_of_peak": round(100 * float(share.max())),
+    }  # fmt: skip
 
 
 HEADER = """\
@@ -563,8 +591,9 @@ HEADER = """\
 #   decode_attention   t0 + c * B * kv_heads + KV bytes / (eff * bandwidth)
 #   gemm               t0 + max(2 * m * n * k / (eff_flops * peak), bytes / (eff_bw * bandwidth))
 #   prefill_attention  t0 + FLOPs / (eff_flops * peak) + bytes / (eff_bw * bandwidth)
-#   moe                as gemm; of a rank's E_rank experts E_rank * (1 - (1 - k / E)^tokens) are read;
-#                      three matrices an expert; tokens are those of the whole group
+#   moe                as prefill_attention; of a rank's E_rank experts E_rank * (1 - (1 - k / E)^tokens)
+#                      are read; three matrices an expert of 256 columns or more on the rank; a rank has
+#                      tokens * k / ranks rows; tokens are those of the whole group of expert ranks
 #   mla_decode         as gemm; FLOPs 2 * B * context * heads * (2 * 512 + 64), bytes
 #                      B * context * (512 + 64) * bytes of an element; attention only, no projections
 #   mla_prefill        as prefill_attention; 192-wide keys, 128-wide values
@@ -578,6 +607,9 @@ HEADER = """\
 # read from L2, which a step that walks through layers never does. On all rows, L2-warm ones too, the
 # error is error_all_p50 and error_all_p90.
 #
+# fill_rows (RTX 4090): a chunk of n queries behind a history costs, beyond what it costs without, the
+# pairs of max(n, fill_rows / heads) queries: fewer do not fill the GPU.
+#
 # Source: NVIDIA aiconfigurator-core 0.12.0 (Apache-2.0), tables of the vLLM backend unless `table`
 # says otherwise; the RTX 4090 from LLMServingSim (MIT). Least absolute log errors. Written by
 # results/timing_fits/fit.py; how good they are, table by table: results/timing_fits/README.md.
@@ -590,6 +622,8 @@ def toml_number(key: str, value: float) -> str:
         return f"{value:.4g}".replace("e+", "e")
     if key.startswith("error"):
         return f"{value:.1f}"
+    if key == "fill_rows":
+        return f"{value:.0f}"
     return f"{round(value, 4)}"
 
 
