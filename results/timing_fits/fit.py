@@ -244,9 +244,7 @@ def _decode(
     per_row, num_bytes, peak_us = columns
     measured = numbers(rows["us"])
     hbm = np.ones(len(rows), bool) if everything else num_bytes > HBM_OVER_L2 * gpu.l2
-    p = solve(
-        sum_model([per_row[hbm], peak_us[hbm]]), [15.0, 5.0, 1.2], measured[hbm]
-    )
+    p = solve(sum_model([per_row[hbm], peak_us[hbm]]), [15.0, 5.0, 1.2], measured[hbm])
     refit = {"t0_us": p[0], "eff": 1 / p[2], "c_ns": p[1]}
     values = {k: float(kept[k]) for k in refit} if kept else refit
 
@@ -465,9 +463,7 @@ def mla_fits(name: str, gpu: Gpu, data: Path) -> Iterator[Fit]:
             yield fit
     rows = prefill[(prefill["kv_cache_dtype"] == "bfloat16") & (prefill["isl"] >= 16)]
     if len(rows):
-        fit = roofline_fit(
-            name, "mla_prefill", rows, *mla_prefill_columns(gpu, rows), None, True
-        )
+        fit = roofline_fit(name, "mla_prefill", rows, *mla_prefill_columns(gpu, rows), None, True)
         fit.table = f"{gpu.system}/mla/{backend}/context_mla"
         yield fit
 

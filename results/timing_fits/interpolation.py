@@ -42,9 +42,7 @@ def linear(x: float, lo: float, t_lo: float, hi: float, t_hi: float) -> float:
 
 def log_log(x: float, lo: float, t_lo: float, hi: float, t_hi: float) -> float:
     """Answer the power law through two points at *x*."""
-    return math.exp(
-        linear(math.log(x), math.log(lo), math.log(t_lo), math.log(hi), math.log(t_hi))
-    )
+    return math.exp(linear(math.log(x), math.log(lo), math.log(t_lo), math.log(hi), math.log(t_hi)))
 
 
 def linear_per_unit(x: float, lo: float, t_lo: float, hi: float, t_hi: float) -> float:
@@ -56,12 +54,12 @@ Rule = Callable[[float, float, float, float, float], float]
 
 
 def decode_estimates(
-    grid: Grid, batch: int, context: int
+    grid: Grid, batch: int, context: int, l2_tokens: float
 ) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield (protocol, rule) and estimate of one left-out decode point; both axes are powers of 2.
 
     Context is that of each request. "x4" protocols estimate from a grid of every second knot on both
-    axes around the point.
+    axes around the point. *l2_tokens*: tokens whose keys and values fill L2.
     """
 
     def at(b: int, c: float) -> float | None:
@@ -97,6 +95,10 @@ def decode_estimates(
         if hybrid is not None:
             rule_name = f"(ii) up to {SHORT_CONTEXT} tokens, else (i), {name}"
             yield ("batch knot", rule_name), hybrid
+        resident = lo * context > l2_tokens and by_mean is not None
+        best = by_mean if resident else by_total
+        if best is not None:
+            yield ("batch knot", f"(ii) where its rows exceed L2, else (i), {name}"), best
         if lo:
             pair = coarse(lo, context * 2, rule), coarse(hi, context / 2, rule)
             if pair[0] is not None and pair[1] is not None:
@@ -154,7 +156,9 @@ def decode_study(data: Path, gpu: str, tail: list[dict[str, float | str]]) -> Er
             num_bytes = batch * context * kv_heads * HEAD_DIM * 4
             if num_bytes <= l2:
                 continue
-            for key, estimate in decode_estimates(grid, batch, context):
+            for key, estimate in decode_estimates(
+                grid, batch, context, l2 / (kv_heads * HEAD_DIM * 4)
+            ):
                 error = 100 * (estimate / truth - 1)
                 errors.setdefault(key, []).append(error)
                 if key[0] == "batch knot" and num_bytes > 2 * l2 and heads <= 16 * kv_heads:
@@ -294,6 +298,60 @@ def history_study(profile: Path) -> Errors:
     return errors
 
 
+SKEW_SHARES = {"sr<=5%": 0.05, "sr<=15%": 0.125, "sr<=40%": 0.25, "sr<=70%": 0.5, "sr>70%": 0.8}
+"""Share of long requests taken for each bucket of the published skew fit."""
+SKEW = 4
+"""Long context over short, as in the rows that were measured."""
+
+
+def skew_study(profile: Path) -> Errors:
+    """Answer signed errors, %, of pricing a decode batch of two lengths by its total context.
+
+    The published fit says t = t_mean + alpha * (t_max - t_mean), where t_mean and t_max are uniform
+    batches at the mean and at the long context, here interpolated from the profile.
+    """
+    frame = pd.read_csv(profile / "attention.csv")
+    table = frame[(frame["prefill_chunk"] == 0)].pivot_table(
+        index="n_decode", columns="kv_decode", values="time_us"
+    )
+    contexts = table.columns.to_numpy(float)
+    buckets = pd.read_csv(profile / "skew_fit.csv")
+    errors: Errors = {}
+    for row in buckets[buckets["pc"] == 0].itertuples(index=False):
+        batch = int(str(row.n_label).removeprefix("n<="))
+        long = 1024 * int(str(row.kv_big_label).removeprefix("kvB<=").removesuffix("k"))
+        share = max(SKEW_SHARES[str(row.skew_rate_label)], 1 / batch)
+        mean = long * (share + (1 - share) / SKEW)
+        line = table.loc[batch].to_numpy()
+        t_mean, t_max = np.interp([mean, long], contexts, line)
+        truth = t_mean + row.alpha * (t_max - t_mean)
+        error = 100 * (t_mean / truth - 1)
+        for kind in ("decodes only", "8 requests or fewer" if batch <= 8 else "above 8 requests"):
+            errors.setdefault((kind, "total context"), []).append(float(error))
+    return errors
+
+
+def mixed_study(profile: Path) -> Errors:
+    """Answer signed errors, %, of pricing a chunk with decodes from its two parts."""
+    frame = pd.read_csv(profile / "attention.csv")
+    alone = frame[frame["n_decode"] == 0].set_index(["prefill_chunk", "kv_prefill"])["time_us"]
+    decodes = frame[frame["prefill_chunk"] == 0].set_index(["n_decode", "kv_decode"])["time_us"]
+    mixed = frame[(frame["prefill_chunk"] > 0) & (frame["n_decode"] > 0)]
+    errors: Errors = {}
+    for row in mixed.itertuples(index=False):
+        prefill = alone.get((row.prefill_chunk, row.kv_prefill))
+        decode = decodes.get((row.n_decode, row.kv_decode))
+        if prefill is None or decode is None:
+            continue
+        kinds = ["all", "8 decodes or fewer" if row.n_decode <= 8 else "16 decodes and more"]
+        kinds.append(kinds[1] + (", chunk of 512 and more" if row.prefill_chunk >= 512 else ""))
+        for kind in dict.fromkeys(kinds):
+            for name, estimate in (("sum", prefill + decode), ("maximum", max(prefill, decode))):
+                error = 100 * (estimate / row.time_us - 1)
+                errors.setdefault((kind, name), []).append(float(error))
+    return errors
+
+
 def summarise(study: str, gpu: str, errors: Errors) -> Iterator[dict[str, str | int | float]]:
     """Yield one row of the CSV per protocol and rule."""
     for (protocol, rule), values in sorted(errors.items()):
@@ -329,6 +387,8 @@ def main() -> None:
                 overall.setdefault(key, []).extend(values)
         rows += summarise(study, "all", overall)
     rows += summarise("history", "RTX-4090", history_study(args.profile))
+    rows += summarise("skew", "RTX-4090", skew_study(args.profile))
+    rows += summarise("mixed", "RTX-4090", mixed_study(args.profile))
     pd.DataFrame(rows).to_csv(args.out, index=False)
     if args.tail:
         pd.DataFrame(tail).to_csv(args.tail, index=False)

@@ -21,6 +21,9 @@ from workloads.record import PS_PER_S
 PS_PER_US = 10**6
 PS_PER_NS = 10**3
 
+AICONFIGURATOR_TABLES = "aiconfigurator-core 0.12.0 kernel tables"
+"""What a fit comes from that does not say so."""
+
 FITTED_HEAD_DIM = 128
 """The fits hold for this head_dim only."""
 
@@ -102,7 +105,7 @@ class RooflineStepTime:
             )
         self.provenance = "fitted"
         self.description = (
-            f"roofline fitted to aiconfigurator-core 0.12.0 kernel tables ({fit['system']}): "
+            f"roofline fitted to {fit.get('tables', AICONFIGURATOR_TABLES)} ({fit['system']}): "
             f"decode p50/p90 error {decode['error_p50']}/{decode['error_p90']} % on "
             "HBM-resident rows, no host overhead"
         )

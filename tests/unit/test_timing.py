@@ -11,6 +11,7 @@ from sim.models import get_model
 from sim.tables import load_table
 from sim.timing import STEP_TIMES, RooflineStepTime, make_step_time
 from sim.timing.base import TICKS_PER_PS, StepBatch, StepTimeModel
+from sim.timing.roofline import fitted_gpu_names
 
 LLAMA = get_model("Llama-3.1-8B")
 
@@ -96,10 +97,10 @@ def test_roofline_refuses_what_it_has_no_fit_for() -> None:
         make_step_time("roofline", LLAMA, None)
     with pytest.raises(
         ConfigError,
-        match="no fit for --gpu L40S, only for A100-40, A100-80, H100, H200: choose one, or "
-        r"--step-time linear",
+        match="no fit for --gpu A100-80-PCIe, only for A100-40, A100-80, B200, B300, GB200, GB300, "
+        r"H100, H200, L40S, RTX-4090, RTX-PRO-6000: choose one, or --step-time linear",
     ):
-        make_step_time("roofline", LLAMA, get_gpu("L40S"))
+        make_step_time("roofline", LLAMA, get_gpu("A100-80-PCIe"))
     narrow = msgspec.structs.replace(LLAMA, head_dim=64)
     with pytest.raises(ConfigError, match=r"fitted for head_dim 128 .* has head_dim 64"):
         make_step_time("roofline", narrow, get_gpu("H100"))
@@ -248,8 +249,53 @@ def test_description_names_source_and_error() -> None:
 
 def test_the_peaks_are_those_of_the_fit() -> None:
     """The fits are fractions of these peaks, so a change of a GPU's row would change the times."""
-    peaks = {"A100-80": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}
+    peaks = {
+        "A100-80": (2.039e12, 312e12),
+        "H100": (3.35e12, 989e12),
+        "H200": (4.8e12, 989e12),
+        "B200": (7.7e12, 2250e12),
+        "GB200": (8.0e12, 2500e12),
+        "B300": (7.75e12, 2250e12),
+        "GB300": (8.0e12, 2500e12),
+        "L40S": (0.864e12, 362.05e12),
+        "RTX-4090": (1.008e12, 165.15e12),
+        "RTX-PRO-6000": (1.792e12, 467.8e12),
+    }
     fitted_on = {fit["fitted_on"] for fit in load_table("timing_fits").values()}
     assert fitted_on == set(peaks)
     for name, (bandwidth, flops) in peaks.items():
         assert (get_gpu(name).hbm_bandwidth, get_gpu(name).bf16_flops) == (bandwidth, flops)
+
+
+@pytest.mark.parametrize("gpu", fitted_gpu_names())
+def test_every_fitted_gpu_reads_weights_and_cache_within_its_bandwidth(gpu: str) -> None:
+    """A decode step of 8B parameters is longer than its bytes at peak, and shorter than 3 times."""
+    model, spec = roofline(gpu, "Llama-3.1-8B"), get_gpu(gpu)
+    num_bytes = 2 * 7.5e9 + 32 * 2000 * 131_072
+    at_peak = num_bytes / spec.hbm_bandwidth * 1e12
+    assert at_peak < _ps(model, StepBatch(32, 32 * 2000, (), 32)) < 3 * at_peak
+
+
+def test_a_fit_names_its_own_tables() -> None:
+    description = make_step_time("roofline", LLAMA, get_gpu("RTX-4090")).description
+    assert description.startswith("roofline fitted to LLMServingSim kernel times (vllm 0.19.0, RTX")
+
+
+def test_the_parameters_of_every_fit_are_plausible() -> None:
+    """Attention and products reach at most the peak, fp8 products up to twice the bf16 one."""
+    for name, fit in load_table("timing_fits").items():
+        for section in ("decode_attention", "prefill_attention", "gemm"):
+            row = fit[section]
+            assert 0 < row["t0_us"] < 50, (name, section)
+            assert all(0.1 < row[key] < 1.05 for key in row if key.startswith("eff"))
+            assert 0 < row["error_p50"] < 15
+            assert row["error_p50"] <= row["error_p90"] < 40
+
+
+def test_block_size_factors_fall_to_one() -> None:
+    """A smaller block never helps; the measured tables have blocks of 64 tokens."""
+    row = load_table("block_size_factors")["decode_attention"]
+    assert row["provenance"] == "assumed"
+    assert row["block_sizes"] == [1, 2, 4, 8, 16, 32, 64]
+    assert row["factors"] == sorted(row["factors"], reverse=True)
+    assert row["factors"][-1] == row["contiguous"] == 1
