@@ -60,8 +60,8 @@ class Gpu:
 
 
 TRTLLM_MLA = ("trtllm", "1.3.0rc20")
-"""Attention kernels alone, decode from the latent cache and prefill expanded as vLLM does it; SGLang's
-prefill is absorbed, and its fp8 decode on Hopper spends 12 times the time of the bytes."""
+"""Attention kernels alone, decode from the latent cache and prefill expanded as vLLM does it;
+SGLang's prefill is absorbed, and its fp8 decode on Hopper takes 12 times the time of its bytes."""
 GPUS = {
     "A100": Gpu(
         ("A100-40", "A100-80"), "A100-80", "a100_sxm", "A100 SXM", "0.14.0", 2.039e12, 312e12, 40e6,
@@ -412,7 +412,7 @@ def system_fits(name: str, gpu: Gpu, data: Path, document: Any) -> Iterator[Fit]
 
 
 def moe_fits(name: str, gpu: Gpu, data: Path, backend: str) -> Iterator[Fit]:
-    """Fit the gated bf16 mixtures on one rank's share under power_law_1.01, without expert ranks."""
+    """Fit the gated bf16 mixtures under power_law_1.01, without expert parallelism."""
     moe = read(data, gpu.system, "moe", backend, "moe")
     gated = [
         pair not in UNGATED and topk < 22
@@ -459,6 +459,8 @@ def mla_fits(name: str, gpu: Gpu, data: Path) -> Iterator[Fit]:
             section = "mla_decode" if size == 2 else "mla_decode_fp8"
             columns = mla_decode_columns(gpu, hbm, size)
             fit = roofline_fit(name, section, hbm, *columns, None, False)
+            most = 3.0 - size  # where FLOPs never bind, the fit leaves their share open
+            fit.values["eff_flops"] = min(fit.values["eff_flops"], most)
             fit.table = f"{gpu.system}/mla/{backend}/generation_mla"
             yield fit
     rows = prefill[(prefill["kv_cache_dtype"] == "bfloat16") & (prefill["isl"] >= 16)]
@@ -581,34 +583,35 @@ def check_row(table: str, kernel: str, dtype: str, share: "pd.Series[float]") ->
 
 HEADER = """\
 # Kernel times of one layer on one GPU, fitted to measured tables; bf16 unless the section says fp8,
-# head_dim 128 unless it says hd64, no window, 16 query heads or fewer a kv head, contexts of 127
-# tokens and more, KV pages of 64 tokens (RTX 4090: 16).
+# head_dim 128 unless it says hd64, no window, 16 query heads or fewer a kv head (prefill: any),
+# contexts of 128 tokens and more, KV pages of 64 tokens (RTX 4090: 16).
 #
 #   decode_attention   t0 + c * B * kv_heads + KV bytes / (eff * bandwidth)
 #   gemm               t0 + max(2 * m * n * k / (eff_flops * peak), bytes / (eff_bw * bandwidth))
 #   prefill_attention  t0 + FLOPs / (eff_flops * peak) + bytes / (eff_bw * bandwidth)
-#   moe                as prefill_attention; of a rank's E_rank experts E_rank * (1 - (1 - k / E)^tokens)
-#                      are read; three matrices an expert of 256 columns or more on the rank; a rank has
-#                      tokens * k / ranks rows; tokens are those of the whole group of expert ranks
+#   moe                as prefill_attention; of a rank's E_rank experts
+#                      E_rank * (1 - (1 - k / E)^tokens) are read, three matrices of 256 columns
+#                      or more; a rank has tokens * k / ranks rows; tokens are those of all ranks
 #   mla_decode         as gemm; FLOPs 2 * B * context * heads * (2 * 512 + 64), bytes
-#                      B * context * (512 + 64) * bytes of an element; attention only, no projections
-#   mla_prefill        as prefill_attention; 192-wide keys, 128-wide values
+#                      B * context * (512 + 64) * bytes of an element; without projections
+#   mla_prefill        as prefill_attention; 192-wide keys, 128-wide values, bf16
 #   all_reduce.N       t0 + bytes / bandwidth for N GPUs; bytes of the message of one GPU, 4 KiB to
 #                      128 MiB; CUDA graph
 #
-# bandwidth and peak are those of the GPU in gpus.toml; of fp8 products the peak is twice that of bf16.
-# t0_us in microseconds, c_ns in nanoseconds, all_reduce's bandwidth in bytes/s. error_p50 and
-# error_p90 are absolute percentage errors over the rows fitted. Decode is fitted on the rows whose KV
-# exceeds 4 x the L2 cache: the tables repeat each kernel on the same buffers, so that smaller ones are
-# read from L2, which a step that walks through layers never does. On all rows, L2-warm ones too, the
-# error is error_all_p50 and error_all_p90.
+# bandwidth and peak are those of the GPU in gpus.toml; of fp8 products (gemm_fp8) the peak is
+# twice that of bf16. t0_us in microseconds, c_ns in nanoseconds, all_reduce's bandwidth in bytes/s.
+# error_p50 and error_p90 are absolute percentage errors over the rows fitted. Decode is fitted on
+# the rows whose KV exceeds 4 x the L2 cache: the tables repeat each kernel on the same buffers, so
+# that smaller ones are read from L2, which a step that walks through layers never does. On all
+# rows, L2-warm ones too, the error is error_all_p50 and error_all_p90. error_ep* are errors of the
+# same parameters with experts spread over ranks; the table there has the busiest rank.
 #
-# fill_rows (RTX 4090): a chunk of n queries behind a history costs, beyond what it costs without, the
-# pairs of max(n, fill_rows / heads) queries: fewer do not fill the GPU.
+# fill_rows (RTX 4090): a chunk of n queries behind a history costs, beyond what it costs without,
+# the pairs of max(n, fill_rows / heads) queries: fewer do not fill the GPU.
 #
 # Source: NVIDIA aiconfigurator-core 0.12.0 (Apache-2.0), tables of the vLLM backend unless `table`
 # says otherwise; the RTX 4090 from LLMServingSim (MIT). Least absolute log errors. Written by
-# results/timing_fits/fit.py; how good they are, table by table: results/timing_fits/README.md.
+# results/timing_fits/fit.py; how good they are: results/timing_fits/README.md.
 """
 
 
@@ -673,9 +676,9 @@ def write_errors(fits: list[Fit]) -> None:
 
     lines = [
         "# Errors of the fits", "",
-        "Written by `fit.py`. Parameters in the order of the file: t0 / eff / c (decode), t0 / eff_flops",
-        "/ eff_bw, or t0 / bandwidth. p50/p90 are absolute percentage errors on the fitted rows. A refit",
-        "is shown where published values are kept.", "",
+        "Written by `fit.py`. Parameters in the order of the file: t0 / eff / c (decode),",
+        "t0 / eff_flops / eff_bw, or t0 / bandwidth. p50 and p90 are absolute percentage errors on",
+        "the fitted rows. A refit is shown where published values are kept.", "",
         "| GPU | fit | kernel | rows | parameters | p50/p90 | refit | its p50/p90 |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -690,13 +693,18 @@ def write_errors(fits: list[Fit]) -> None:
 
 
 def check_all_reduce(fits: list[Fit]) -> None:
-    """Print how the RTX PRO 6000 fit for two GPUs compares with LLMServingSim's measurement."""
+    """Write the RTX PRO 6000 fit for two GPUs beside LLMServingSim's measurement."""
     fit = next(f for f in fits if (f.gpu, f.section) == ("RTX-PRO-6000", "all_reduce.2"))
     sizes = np.array(list(RTX_PRO_6000_NCCL), dtype=np.float64)
     times = np.array(list(RTX_PRO_6000_NCCL.values()))
-    predicted = fit.values["t0_us"] + sizes / fit.values["bandwidth"] * 1e6
-    print("RTX PRO 6000, 2 GPUs, fit over LLMServingSim:", (predicted / times).round(2).tolist())
-    print("as published there:", all_reduce_fit("", 2, "", sizes, times))
+    own = all_reduce_fit("", 2, "", sizes, times).values
+    columns: dict[str, Any] = {"bytes": sizes.astype(int), "measured_us": times}
+    for name, values in (("fit", fit.values), ("fit_of_these", own)):
+        predicted = values["t0_us"] + sizes / values["bandwidth"] * 1e6
+        columns[f"{name}_us"] = predicted.round(1)
+        columns[f"{name}_error_percent"] = ((predicted / times - 1) * 100).round(1)
+    pd.DataFrame(columns).to_csv(HERE / "all_reduce_check.csv", index=False)
+    print("RTX PRO 6000, fit of LLMServingSim's own rows:", own)
 
 
 def main() -> None:

@@ -53,13 +53,13 @@ def linear_per_unit(x: float, lo: float, t_lo: float, hi: float, t_hi: float) ->
 Rule = Callable[[float, float, float, float, float], float]
 
 
-def decode_estimates(
+def decode_estimates(  # noqa: PLR0912  # every protocol in one place
     grid: Grid, batch: int, context: int, l2_tokens: float
 ) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield (protocol, rule) and estimate of one left-out decode point; both axes are powers of 2.
+    """Yield (protocol, rule) and estimate of one left-out decode point, both powers of 2.
 
-    Context is that of each request. "x4" protocols estimate from a grid of every second knot on both
-    axes around the point. *l2_tokens*: tokens whose keys and values fill L2.
+    Context is that of each request. "x4" protocols estimate from a grid of every second knot on
+    both axes around the point. *l2_tokens*: tokens whose keys and values fill L2.
     """
 
     def at(b: int, c: float) -> float | None:
@@ -206,6 +206,9 @@ def prefill_study(data: Path, gpu: str) -> Errors:
                     points = zip(line[axis].astype(float), line["latency"], strict=True)
                     for name, error in axis_errors(points, rules, lambda x: x >= 512):
                         errors.setdefault(("isl knot, 512 and more", name), []).append(error)
+                    points = zip(line[axis].astype(float), line["latency"], strict=True)
+                    for name, error in axis_errors(points, rules, lambda x: 16 <= x < 512):
+                        errors.setdefault(("isl knot, 16 to 256", name), []).append(error)
     return errors
 
 
@@ -252,7 +255,7 @@ def history_study(profile: Path) -> Errors:
     pair_us = (times[-1] - times[-2]) / ((last**2 - sizes[-2] ** 2) / 2)
 
     def measured(n: float) -> float:
-        """Answer T0(n): between knots linear in time per token, beyond the last by its pair cost."""
+        """Answer T0(n): linear in time per token, beyond the last knot by its pair cost."""
         if n <= last:
             return float(n * np.interp(n, sizes, times / sizes))
         return float(times[-1] + pair_us * (n * n - last * last) / 2)
