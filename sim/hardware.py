@@ -1,4 +1,4 @@
-"""GPUs by name: memory that a program sees, and the two peaks of the roofline."""
+"""GPUs by name: memory that a program sees, the two peaks of the roofline, caches and links."""
 
 import functools
 from typing import Any
@@ -23,6 +23,9 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
         hbm_bandwidth: peak memory bandwidth, bytes/s.
         bf16_flops: peak dense bf16 rate, FLOP/s.
         source: where the row was read.
+        l2_bytes: L2 cache, bytes; None if not known.
+        nvlink_bandwidth: of one GPU to the others, one direction, bytes/s; None without NVLink.
+        pcie_bandwidth: of one GPU, one direction, bytes/s; None if not known.
     """
 
     name: str
@@ -30,6 +33,9 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     hbm_bandwidth: float
     bf16_flops: float
     source: str
+    l2_bytes: int | None = None
+    nvlink_bandwidth: float | None = None
+    pcie_bandwidth: float | None = None
 
 
 def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:

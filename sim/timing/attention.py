@@ -19,9 +19,6 @@ from workloads.record import IntArray
 
 PS_PER_US = 10**6
 
-TILE = 128
-"""Tokens of keys that decode kernels take at once; fewer of one request take as long."""
-
 Prefills = Sequence[tuple[int, int]]
 """(chunk, context) as `sim.timing.base.StepBatch` has them."""
 
@@ -67,9 +64,16 @@ class TableAttention:
     several chunks, each after the first adds what it takes beyond the shortest chunk measured.
     """
 
-    def __init__(self, table: TimingTable, decode_factor: float = 1.0) -> None:
-        """Take rows of one kernel and shape; *decode_factor* for another block size than theirs."""
+    def __init__(
+        self, table: TimingTable, *, decode_factor: float = 1.0, warm_tokens: float = 0.0
+    ) -> None:
+        """Take rows of one kernel and shape.
+
+        *decode_factor* for another block size than theirs; *warm_tokens* whose keys and values were
+        in the L2 cache when decodes were measured.
+        """
         self._factor = decode_factor
+        self._warm_tokens = warm_tokens
         self._decode = _Grid(table.where(op="decode_attention"), ("batch", "context"))
         one = table.where(op="prefill_attention", batch=1)
         self._prefill = _Grid(one, ("query_len", "query_context"))
@@ -104,7 +108,7 @@ class TableAttention:
         if place.low == place.high:
             batch, histories, times = rows[0]
             return batch * histories, times
-        return _between_batches(num_decodes, rows[0], rows[1], place.weight)
+        return _between_batches(num_decodes, rows[0], rows[1], place.weight, self._warm_tokens)
 
     def _decode_row(self, row: int) -> "_Row":
         batches, histories = self._decode.knots
@@ -148,13 +152,14 @@ class _Row(NamedTuple):
 
 
 def _between_batches(
-    num_decodes: int, low: _Row, high: _Row, weight: float
+    num_decodes: int, low: _Row, high: _Row, weight: float, warm_tokens: float
 ) -> tuple[FloatArray, FloatArray]:
     """Answer total histories, ascending, and times of a batch between two that were measured.
 
-    At the same total history, as long as that is more than a tile of keys for each request: the
-    bytes read decide. Below a tile, and beyond the totals measured, at the same mean history.
-    (Leaving out batches of public tables, either rule alone misses by more: results/timing_fits.)
+    At equal mean histories, so that what a batch costs beyond its bytes shows; but where the
+    smaller of the two was measured in the L2 cache (*warm_tokens* or fewer in all), or one of them
+    was not, at equal totals. (Leaving out batches of public tables, either rule alone misses by
+    more: results/timing_fits.)
     """
     means = np.intersect1d(low.histories, high.histories)
     at_means = _mixed(
@@ -162,19 +167,20 @@ def _between_batches(
         np.interp(means, high.histories, high.times),
         weight,
     )
-    totals, other = low.batch * low.histories, high.batch * high.histories
-    knots = np.union1d(totals, other)
-    knots = knots[(knots <= totals[-1]) & (knots <= other[-1])]
-    knots = knots[knots > max(num_decodes * TILE, totals[0], other[0])]
+    of_low, of_high = low.batch * low.histories, high.batch * high.histories
+    totals = np.union1d(of_low, of_high)
+    totals = totals[(totals >= of_high[0]) & (totals <= min(of_low[-1], of_high[-1]))]
     at_totals = _mixed(
-        np.interp(knots, totals, low.times), np.interp(knots, other, high.times), weight
+        np.interp(totals, of_low, low.times), np.interp(totals, of_high, high.times), weight
     )
-    last = knots[-1] if len(knots) else -1.0
     of_means = num_decodes * means
-    chosen = (means <= TILE) | (of_means > last)
-    places = np.concatenate([of_means[chosen], knots])
+    by_mean = (low.batch * means > warm_tokens) | (of_means < of_high[0])
+    last = of_means[by_mean].max(initial=0.0)
+    first = of_means[by_mean & (of_means >= of_high[0])].min(initial=np.inf)
+    by_total = (totals < first) | (totals > last)
+    places = np.concatenate([of_means[by_mean], totals[by_total]])
     order = np.argsort(places)
-    return places[order], growing(np.concatenate([at_means[chosen], at_totals])[order])
+    return places[order], growing(np.concatenate([at_means[by_mean], at_totals[by_total]])[order])
 
 
 def _mixed(low: FloatArray, high: FloatArray, weight: float) -> FloatArray:
@@ -193,7 +199,9 @@ class _Grid:
         columns = [table.columns[name] for name in names]
         axes = [np.unique(column, return_inverse=True) for column in columns]
         self.names = names
-        self.knots: list[list[float]] = [axis.tolist() for axis, _ in axes] if len(table) else []
+        self.knots: list[list[float]] = (
+            [axis.astype(np.float64).tolist() for axis, _ in axes] if len(table) else []
+        )
         self.times = np.full([len(axis) for axis, _ in axes], np.nan)
         self.times[tuple(place for _, place in axes)] = table.columns["latency_us"] * PS_PER_US
 
@@ -204,7 +212,7 @@ class _Grid:
     def covers(self) -> str:
         """The range of every axis."""
         return ", ".join(
-            f"{name} {knots[0]}-{knots[-1]}"
+            f"{name} {knots[0]:.0f}-{knots[-1]:.0f}"
             for name, knots in zip(self.names, self.knots, strict=True)
         )
 
@@ -297,6 +305,7 @@ class RooflineAttention:
         t0: of the call for the decodes, of the call for the chunks.
         decode: a decode; per_context: a token of their contexts.
         pair, chunk, context: a pair of query and key; a token of a chunk; a token of its context.
+        fill: behind a history, a chunk of fewer queries takes as long as of this many.
     """
 
     covers = "any size"
@@ -310,7 +319,9 @@ class RooflineAttention:
         pair: float,
         chunk: float,
         context: float,
+        fill: float = 0.0,
     ) -> None:
+        self._fill = fill
         self._decode_t0, self._prefill_t0 = t0
         self._decode, self._per_context = decode, per_context
         self._pair, self._chunk, self._context = pair, chunk, context
@@ -331,7 +342,7 @@ class RooflineAttention:
         pairs = 0.0
         chunks = contexts = 0
         for chunk, context in prefills:
-            pairs += chunk * (context - 0.5 * chunk)
+            pairs += 0.5 * chunk * chunk + max(chunk, self._fill) * (context - chunk)
             chunks += chunk
             contexts += context
         time = (

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.columns import FloatArray
 from sim.config import TimingConfig
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec
@@ -159,8 +158,7 @@ class _Builder:
         self._note(
             terms,
             "fitted",
-            f"roofline fitted to aiconfigurator-core 0.12.0 kernel tables ({fits.system})"
-            f"{fits.extrapolated}",
+            f"roofline fitted to {fits.tables} ({fits.system}){fits.extrapolated}",
         )
 
     def _needed_fits(self, what: str) -> Fits:
@@ -211,8 +209,7 @@ class _Builder:
                 return None
             near = sorted(rows.distinct(*heads, "kv_dtype"), key=lambda row: _distance(row, wanted))
             shown = "; ".join(
-                f"{AttentionShape(row[0], row[1], row[2], is_mla=False)}, KV {row[3]}"
-                for row in near[:3]
+                f"{AttentionShape(row[0], row[1], row[2])}, KV {row[3]}" for row in near[:3]
             )
             raise ConfigError(
                 f"the timing table has no attention for {shape}, KV {self._kv_dtypes()[0]}; "
@@ -228,7 +225,20 @@ class _Builder:
         where = f"page {block_size}" if block_size else "contiguous"
         self._note_table("decode attention, prefill attention", same, f", {where}")
         self._note_factor(block_size)
-        return TableAttention(same, self._factor(block_size))
+        return TableAttention(
+            same,
+            decode_factor=self._factor(block_size),
+            warm_tokens=self._warm_tokens(same),
+        )
+
+    def _warm_tokens(self, rows: TimingTable) -> float:
+        """Answer how many tokens' keys and values the L2 cache holds, if it did when measuring."""
+        if rows.info.l2_policy == "cold":
+            return 0.0
+        shape = self._shape
+        elements = (1 if shape.latent else 2) * shape.num_kv_heads * shape.head_dim
+        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
+        return (self._deployment.gpu.l2_bytes or 0) / (elements * kv_bytes)
 
     def _kv_dtypes(self) -> tuple[str, ...]:
         """Answer what the rows may call the type of the KV cache."""
@@ -318,12 +328,11 @@ def _named(block_size: int) -> str:
 def block_size_factor(block_size: int) -> float:
     """Answer how much longer decode attention takes with this block size than with large blocks.
 
-    Linear in the logarithm between the sizes of ``sim/data/block_size_factors.toml``, which has the
-    measurements; assumed for kernels that were not measured.
+    Between the sizes of ``sim/data/block_size_factors.toml``, which says where they come from, the
+    logarithm is linear in that of the size. Assumed of any kernel that was not measured.
     """
-    factors: dict[str, float] = load_table("block_size_factors")["decode_attention"]
+    table = load_table("block_size_factors")["decode_attention"]
     if block_size == CONTIGUOUS:
-        return factors["contiguous"]
-    sizes = sorted(int(name) for name in factors if name != "contiguous")
-    values: FloatArray = np.array([factors[str(size)] for size in sizes])
-    return float(np.interp(np.log2(block_size), np.log2(sizes), values))
+        return float(table["contiguous"])
+    logs = np.interp(np.log2(block_size), np.log2(table["block_sizes"]), np.log(table["factors"]))
+    return float(np.exp(logs))

@@ -68,13 +68,21 @@ class ExpertShape(NamedTuple):
         return num_tokens * self.top_k * self.num_local / self.num_experts
 
 
+class LatentDims(NamedTuple):
+    """Widths of latent attention: of the values in the latent, of a head's keys, and values."""
+
+    kv_lora_rank: int
+    qk_head_dim: int
+    v_head_dim: int
+
+
 class AttentionShape(NamedTuple):
     """Heads of one rank. MLA has one kv head of its latent's width, which is key and value."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    is_mla: bool
+    latent: LatentDims | None = None
 
     def __str__(self) -> str:
         heads = f"{self.num_heads} query and {self.num_kv_heads} kv heads"
@@ -85,9 +93,10 @@ def attention_shape(model: ModelSpec, tensor_parallel_size: int) -> AttentionSha
     """Answer the heads of one rank."""
     heads = model.num_attention_heads // tensor_parallel_size
     if model.is_mla:
-        return AttentionShape(heads, 1, model.kv_lora_rank + model.qk_rope_head_dim, is_mla=True)
+        latent = LatentDims(model.kv_lora_rank, model.head_dim, model.v_head_dim)
+        return AttentionShape(heads, 1, model.kv_lora_rank + model.qk_rope_head_dim, latent)
     kv_heads = kv_heads_per_rank(model, tensor_parallel_size)
-    return AttentionShape(heads, kv_heads, model.head_dim, is_mla=False)
+    return AttentionShape(heads, kv_heads, model.head_dim)
 
 
 def expert_shape(
@@ -132,8 +141,8 @@ def calls_of(
 
 def _attention_projections(model: ModelSpec, tp: int) -> list[Call]:
     layers, hidden = model.num_hidden_layers, model.hidden_size
-    heads, kv_heads, dim, is_mla = attention_shape(model, tp)
-    if not is_mla:
+    heads, kv_heads, dim, _ = attention_shape(model, tp)
+    if not model.is_mla:
         return [
             Call("linear layers", "qkv_proj", layers, (heads + 2 * kv_heads) * dim, hidden),
             Call("linear layers", "o_proj", layers, hidden, heads * dim),

@@ -16,13 +16,19 @@ from sim.errors import ConfigError
 from sim.hardware import GpuSpec
 from sim.tables import load_table
 from sim.timing.attention import PS_PER_US, RooflineAttention
-from sim.timing.layers import AttentionShape, ExpertShape
+from sim.timing.layers import AttentionShape, ExpertShape, LatentDims
 from workloads.record import PS_PER_S
 
 PS_PER_NS = 10**3
 
+AICONFIGURATOR_TABLES = "aiconfigurator-core 0.12.0 kernel tables"
+"""What a fit comes from that does not say so."""
+
+FITTED_PAGE = 64
+"""Tokens a KV block where a fit does not say so."""
+
 FITTED_HEAD_DIM = 128
-"""The attention fits hold for this head_dim only."""
+"""The attention fits hold for this head_dim where their name does not say so."""
 
 MAX_QUERY_HEADS_A_KV_HEAD = 16
 """The attention fits hold up to this ratio."""
@@ -88,12 +94,12 @@ class Experts:
         self._num_bytes = num_bytes
 
     def at(self, size: float) -> float:
-        """Answer the time of *size* tokens, in picoseconds."""
+        """Answer the time of *size* tokens, in picoseconds: arithmetic and memory one by one."""
         pairs = self._shape.assignments(size)
         elements = self._shape.touched(size) * self._elements + pairs * self._row_elements
         compute = 2 * pairs * self._elements * self._roofline.flop_ps
         memory = elements * self._num_bytes * self._roofline.byte_ps
-        return self._roofline.t0_ps + max(compute, memory)
+        return self._roofline.t0_ps + compute + memory
 
 
 class Transfer:
@@ -132,7 +138,8 @@ class Fits:
         self._fit: dict[str, Any] = fit
         self._gpu = gpu
         self.system: str = fit["system"]
-        self.page: int = fit.get("page", 64)
+        self.tables: str = fit.get("tables", AICONFIGURATOR_TABLES)
+        self.page: int = fit.get("page", FITTED_PAGE)
         self.extrapolated = ""
         if gpu.name != fit["fitted_on"]:
             self.extrapolated = f", scaled from {fit['fitted_on']} by peak bandwidth"
@@ -181,38 +188,64 @@ class Fits:
         Raises:
             ConfigError: the heads are outside what was fitted.
         """
-        heads, kv_heads, dim, is_mla = shape
-        names = (
-            ("mla_decode", "mla_prefill") if is_mla else ("decode_attention", "prefill_attention")
-        )
-        if kv_bytes == 1 and self.has(f"{names[0]}_fp8"):
-            names = (f"{names[0]}_fp8", names[1])
-        if is_mla and not self.has(names[0]):
-            raise ConfigError(
-                f"--step-time roofline has no fit of latent attention on {self._gpu.name}: choose "
-                "--timing-table, --step-time linear:... or constant:..."
-            )
-        if not is_mla and (dim != FITTED_HEAD_DIM or heads > MAX_QUERY_HEADS_A_KV_HEAD * kv_heads):
-            raise ConfigError(
-                f"--step-time roofline is fitted for head_dim {FITTED_HEAD_DIM} and at most "
-                f"{MAX_QUERY_HEADS_A_KV_HEAD} query heads a kv head; a rank has {shape}: choose "
-                "--timing-table or --step-time linear:..."
-            )
-        decode, prefill = (self._fit[name] for name in names)
-        keys_and_values = 1 if is_mla else 2
-        slot_bytes = keys_and_values * kv_heads * dim * kv_bytes
-        bandwidth = self._gpu.hbm_bandwidth
-        decode_byte_ps = decode_factor * PS_PER_S / (decode["eff"] * bandwidth)
-        prefill_byte_ps = PS_PER_S / (prefill["eff_bw"] * bandwidth)
-        flop_ps = PS_PER_S / (prefill["eff_flops"] * self._gpu.bf16_flops)
+        sections = self._attention_sections(shape, kv_bytes)
+        if shape.latent is not None:
+            return self._latent_attention(shape, shape.latent, sections, num_bytes, kv_bytes)
+        decode, prefill = (self._fit[name] for name in sections)
+        heads, kv_heads, dim = shape[:3]
+        roofline = Roofline(prefill, self._gpu)
+        byte_ps = PS_PER_S / (decode["eff"] * self._gpu.hbm_bandwidth)
+        slot_bytes = 2 * kv_heads * dim * kv_bytes
         return RooflineAttention(
-            t0=(
-                decode_factor * decode["t0_us"] * PS_PER_US,
-                prefill["t0_us"] * PS_PER_US,
-            ),
+            t0=(decode_factor * decode["t0_us"] * PS_PER_US, roofline.t0_ps),
             decode=decode_factor * decode["c_ns"] * PS_PER_NS * kv_heads,
-            per_context=slot_bytes * decode_byte_ps,
-            pair=4 * heads * dim * flop_ps,
-            chunk=2 * heads * dim * num_bytes * prefill_byte_ps,
-            context=slot_bytes * prefill_byte_ps,
+            per_context=decode_factor * slot_bytes * byte_ps,
+            pair=4 * heads * dim * roofline.flop_ps,
+            chunk=2 * heads * dim * num_bytes * roofline.byte_ps,
+            context=slot_bytes * roofline.byte_ps,
+            fill=prefill.get("fill_rows", 0) / heads,
+        )
+
+    def _attention_sections(self, shape: AttentionShape, kv_bytes: float) -> tuple[str, str]:
+        """Answer the names of the fits of decodes and of chunks; ConfigError if there are none."""
+        heads, kv_heads, dim, latent = shape
+        names = ("decode_attention", "prefill_attention")
+        suffix = "_fp8" if kv_bytes == 1 else ""
+        if latent is not None:
+            decode, prefill = f"mla_decode{suffix}", "mla_prefill"
+        else:
+            suffix += "" if dim == FITTED_HEAD_DIM else f"_hd{dim}"
+            decode, prefill = (f"{name}{suffix}" for name in names)
+        too_many = latent is None and heads > MAX_QUERY_HEADS_A_KV_HEAD * kv_heads
+        if too_many or not (self.has(decode) and self.has(prefill)):
+            what = "latent attention, " if latent else ""
+            known = [name for name in self._fit if name.startswith((names[0], "mla_decode"))]
+            raise ConfigError(
+                f"--step-time roofline has no fit on {self._gpu.name} for {what}{shape}, KV of "
+                f"{kv_bytes} bytes: it knows {', '.join(known)}, and at most "
+                f"{MAX_QUERY_HEADS_A_KV_HEAD} query heads a kv head; choose --timing-table or "
+                "--step-time linear:..."
+            )
+        return decode, prefill
+
+    def _latent_attention(
+        self,
+        shape: AttentionShape,
+        latent: LatentDims,
+        sections: tuple[str, str],
+        num_bytes: float,
+        kv_bytes: float,
+    ) -> RooflineAttention:
+        """Answer decodes over the latent cache, and prefills over keys and values of every head."""
+        decode, prefill = (Roofline(self._fit[name], self._gpu) for name in sections)
+        heads = shape.num_heads
+        flops = 2 * heads * (shape.head_dim + latent.kv_lora_rank)
+        row_bytes = heads * (latent.qk_head_dim + latent.v_head_dim) * num_bytes
+        return RooflineAttention(
+            t0=(decode.t0_ps, prefill.t0_ps),
+            decode=0.0,
+            per_context=max(flops * decode.flop_ps, shape.head_dim * kv_bytes * decode.byte_ps),
+            pair=2 * heads * (latent.qk_head_dim + latent.v_head_dim) * prefill.flop_ps,
+            chunk=row_bytes * prefill.byte_ps,
+            context=row_bytes * prefill.byte_ps,
         )

@@ -67,7 +67,7 @@ RUNS: list[tuple[list[str], int, list[str]]] = [
     (["--step-time", "constant:x"], 2, ["--step-time 'constant:x': 'x' is not a number"]),
     (["--step-time", "constant:1e6"], 2, ["simulated seconds, expected at most", "--step-time"]),
     (["--step-time", "roofline:1"], 2, ["--step-time 'roofline:1': roofline takes no numbers"]),
-    (["--gpu", "B300"], 2, ["--step-time roofline has no fit for --gpu B300, only for"]),
+    (["--gpu", "A100-80-PCIe"], 2, ["roofline has no fit for --gpu A100-80-PCIe, only for"]),
     (["--save-steps"], 2, ["--save-steps needs a folder: add --output-dir DIR"]),
     (["--save-block-tables"], 2, ["--save-block-tables needs a folder: add --output-dir DIR"]),
     (

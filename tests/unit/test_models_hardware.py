@@ -115,6 +115,10 @@ def test_every_gpu_has_plausible_peaks_and_a_source(name: str) -> None:
     assert 0.5e12 < gpu.hbm_bandwidth < 10e12
     assert 100e12 < gpu.bf16_flops < 3000e12
     assert gpu.source
+    assert gpu.l2_bytes is not None
+    assert 40e6 <= gpu.l2_bytes <= 128e6
+    for link, fastest in ((gpu.nvlink_bandwidth, 900e9), (gpu.pcie_bandwidth, 64e9)):
+        assert link is None or 32e9 <= link <= fastest < gpu.hbm_bandwidth
 
 
 def test_every_fitted_gpu_is_known() -> None:

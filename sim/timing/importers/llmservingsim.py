@@ -64,7 +64,7 @@ def read_profile(
         source=_SOURCE,
         licence="MIT",
         date=str(meta.get("profiled_at", "")),
-        l2_policy="unknown",
+        l2_policy="cold",  # between two calls the rest of the layer runs
         versions={
             name: str(meta[f"{name}_version"])
             for name in ("vllm", "cuda", "profiler")
