@@ -174,7 +174,8 @@ def _between_batches(
         np.interp(totals, of_low, low.times), np.interp(totals, of_high, high.times), weight
     )
     of_means = num_decodes * means
-    by_mean = (low.batch * means > warm_tokens) | (of_means < of_high[0])
+    by_mean = low.batch * means > warm_tokens
+    by_mean |= (of_means < of_high[0]) | (of_means > totals.max(initial=0.0))
     last = of_means[by_mean].max(initial=0.0)
     first = of_means[by_mean & (of_means >= of_high[0])].min(initial=np.inf)
     by_total = (totals < first) | (totals > last)
