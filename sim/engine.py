@@ -71,7 +71,9 @@ class Engine:
         self._requests = make_requests(trace, max_model_len)
         self._next_request = next(self._requests, None)
         self._next_arrival = int(trace.arrival_ps[0]) * TICKS_PER_PS
-        self._clock = 0
+        self._is_async = scheduler.is_async
+        self._clock = 0  # when the next step starts
+        self._call = 0  # when it is decided: then, or, asynchronously, when the one before starts
 
     def run(self) -> None:
         """Run until every request has finished or been refused.
@@ -89,9 +91,9 @@ class Engine:
         was_idle = True
         while self._next_request is not None or scheduler.running or scheduler.waiting:
             if was_idle:
-                self._clock = max(self._clock, self._next_arrival)
-            if self._next_arrival <= self._clock:
-                yield env.timeout(self._clock - env.now)
+                self._call = self._clock = max(self._clock, self._next_arrival)
+            if self._next_arrival <= self._call:
+                yield env.timeout(self._call - env.now)
                 self._take_arrivals()
                 if not scheduler.waiting and not scheduler.running:
                     continue  # all refused
@@ -101,7 +103,7 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         """Queue the requests that are due, those of this very instant included."""
-        request, due_ps = self._next_request, self._clock // TICKS_PER_PS
+        request, due_ps = self._next_request, self._call // TICKS_PER_PS
         while request is not None and request.arrival_ps <= due_ps:
             reason = self._scheduler.add_request(request)
             if reason is not None:
@@ -121,6 +123,7 @@ class Engine:
             self._on_scheduled(output)
         times = self._times(output)
         self._clock += times.total
+        self._call = self._clock - times.last if self._is_async else self._clock
         finished = scheduler.update_from_output(output)
         recorder.on_step(
             self._clock, times, num_running, num_waiting, output, stats, scheduler.taken, finished
@@ -129,7 +132,7 @@ class Engine:
             recorder.on_names(output, scheduled, finished, self._allocator.stats())
         if self._on_step is not None:
             self._on_step()
-        if output.is_empty and not output.preempted:
+        if output.is_empty and not output.preempted and not finished:
             if self._next_request is None:
                 raise EngineStuckError(
                     f"{len(scheduler.waiting)} requests wait and none can be admitted: "
@@ -145,9 +148,10 @@ class Engine:
             return num_steps
         first, increment = self._decode_times(scheduler.num_decodes, scheduler.decode_context)
         left = self._next_arrival - self._clock
-        if run_ticks(first, increment, num_steps) <= left:
+        ahead = self._is_async  # who arrives in the last step but one can join the step after
+        if run_ticks(first, increment, num_steps - ahead) <= left:
             return num_steps
-        return steps_until(left, first, increment)
+        return steps_until(left, first, increment) + ahead if left > 0 else 1
 
     def _times(self, output: SchedulerOutput) -> StepTimes:
         """Price the steps of *output*."""

@@ -80,7 +80,7 @@ class Simulation:
             max_num_seqs=scheduler.max_num_seqs,
         )
         self.allocator: Allocator = ALLOCATORS[cache.allocator](
-            cache, pool, model.max_model_len, scheduler.watermark
+            cache, scheduler, pool, model.max_model_len
         )
         if save_block_tables and not isinstance(self.allocator, HasBlockTables):
             raise ConfigError(
@@ -89,7 +89,11 @@ class Simulation:
             )
         step_time = make_step_time(config.timing.step_time, model_spec, gpu_spec)
         recorder = Recorder(
-            trace, cache.block_size, self.allocator.stats().capacity, save_steps=save_steps
+            trace,
+            cache.block_size,
+            self.allocator.stats().capacity,
+            save_steps=save_steps,
+            async_scheduling=scheduler.async_scheduling,
         )
         self._max_model_len = model.max_model_len
         self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)

@@ -101,9 +101,7 @@ def make_allocator(config: RunConfig) -> Allocator:
         max_model_len=config.model.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
     )
-    return ALLOCATORS[str(cache.allocator)](
-        cache, pool, config.model.max_model_len, scheduler.watermark
-    )
+    return ALLOCATORS[str(cache.allocator)](cache, scheduler, pool, config.model.max_model_len)
 
 
 def smallest_pool(variant: Variant, block_size: int, max_model_len: int) -> int:
