@@ -166,6 +166,7 @@ def scheduler_settings(draw: st.DrawFn, max_model_len: int) -> dict[str, Any]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 7, 20])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3])),
+        "async_scheduling": draw(st.booleans()),
     }
 
 

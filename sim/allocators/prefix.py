@@ -56,7 +56,8 @@ class PrefixCachingAllocator(PagedAllocator):
         self._keys: dict[Request, list[Keys]] = {}
         self._num_keyed: dict[Request, int] = {}
         self._keyed: dict[Request, list[IntArray]] = {}  # the first blocks of its table, in parts
-        # Decoding requests that enter a key when they fill a block, by step modulo block_size.
+        # Decoding requests that enter keys when they fill blocks, or *_lag* steps later: by step
+        # modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
         self._evictions_matter = False
 
@@ -85,7 +86,9 @@ class PrefixCachingAllocator(PagedAllocator):
         super().join(requests, step)
         for request in requests:
             if self._num_findable(request) > self._num_keyed.get(request, 0):
-                self._fill_ring.setdefault(self._phase(request), {})[request] = None
+                # It fills a block in the step before it takes the next.
+                phase = (self._lag - 1 - request.offset) % self.block_size
+                self._fill_ring.setdefault(phase, {})[request] = None
 
     def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
@@ -218,13 +221,6 @@ class PrefixCachingAllocator(PagedAllocator):
         if num_keyed < end:
             self._enter(request, table, num_keyed, end)
 
-    def _phase(self, request: Request) -> int:
-        """Answer in which steps, modulo block_size, a decoding request enters a block.
-
-        It fills one in the step before it takes the next.
-        """
-        return (self._lag - request.offset - 1) % self.block_size
-
     def _num_known_full(self, request: Request, num_computed: int) -> int:
         """Answer its full blocks of known tokens when it has computed so many, the next included.
 
@@ -238,7 +234,7 @@ class PrefixCachingAllocator(PagedAllocator):
         return num_computed // self.block_size
 
     def _drop_filler(self, request: Request) -> None:
-        phase = self._phase(request)
+        phase = (self._lag - 1 - request.offset) % self.block_size
         fillers = self._fill_ring.get(phase)
         if fillers and request in fillers:
             del fillers[request]
