@@ -4,6 +4,10 @@ One process, never one a request. `Engine` takes in the requests that are due, l
 decide a step or a run of them (vLLM 0.33.0, ``v1/engine/core.py``, ``step``), and waits for SimPy's
 clock only where an arrival may be seen. Time is an integer number of ticks, so that an arrival and
 the end of a step are at the same instant exactly or not at all.
+
+Under asynchronous scheduling (``step_with_batch_queue``, a queue of two) step k + 1 is decided when
+step k starts: of the requests that arrive while it runs, the first step that they can join is k + 2.
+An idle engine decides two steps when a request arrives.
 """
 
 from collections.abc import Callable, Generator
@@ -148,7 +152,7 @@ class Engine:
             return num_steps
         first, increment = self._decode_times(scheduler.num_decodes, scheduler.decode_context)
         left = self._next_arrival - self._clock
-        ahead = self._is_async  # who arrives in the last step but one can join the step after
+        ahead = self._is_async  # what follows the run is decided when its last step starts
         if run_ticks(first, increment, num_steps - ahead) <= left:
             return num_steps
         return steps_until(left, first, increment) + ahead if left > 0 else 1

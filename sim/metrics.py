@@ -84,8 +84,7 @@ class Recorder:
         block_size: to count held slots in blocks; contiguous reservations are rounded up.
         capacity: slots of the pool.
         save_steps: keep the names of the requests of every step; the engine single-steps.
-        async_scheduling: the output of a step is taken in after the next one was decided, and noted
-            as that one's.
+        async_scheduling: a step comes with the tokens and the finished of the one before it.
 
     Attributes:
         num_done: requests that have finished or were refused.

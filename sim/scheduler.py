@@ -11,8 +11,9 @@ the group changes.
 
 Under asynchronous scheduling (``v1/core/sched/async_scheduler.py``) a step is decided before the
 output of the step before it is taken in. A token that will be sampled is counted at once in both
-ways: that it comes is known, and nothing here depends on which it is. What is late is the end of a
-request: it keeps its memory and its seat for one step after its last.
+modes: that it comes is known, and nothing here depends on which it is. What is late is the end of a
+request: it keeps its memory and its seat for one step after its last. (The prefix cache does depend
+on which token it is: `sim.allocators.prefix`.)
 """
 
 from collections import deque
@@ -69,7 +70,7 @@ class Scheduler:
         self._last_decode_order = -1
         self._num_admissions = 0
         self._refusal = HeadRefusal()
-        # Requests that have computed all, and whose last token is taken in after the next step.
+        # Asynchronously: who has computed all, and ends with the next update. They hold memory.
         self._in_flight: list[Request] = []
 
     def add_request(self, request: Request) -> str | None:
@@ -132,7 +133,7 @@ class Scheduler:
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Take in the tokens that the steps sampled; free and answer who finished, in order.
 
-        Under asynchronous scheduling, who finished in the step before these.
+        Under asynchronous scheduling free and answer those of the update before this one.
         """
         self.step += output.num_steps
         finished = self._finishing.pop(self.step - 1, [])
@@ -144,15 +145,13 @@ class Scheduler:
             finished.sort(key=_order)
         if self.is_async:
             finished, self._in_flight = self._in_flight, finished
-        if finished:
-            running, free = self.running, self._allocator.free
-            for request in finished:
-                request.status = FINISHED
-                if request in running:
-                    del running[request]
-                    free(request)
-                else:  # preempted while its last token was on its way
-                    self.waiting.remove(request)
+        for request in finished:
+            request.status = FINISHED
+            if request in self.running:
+                del self.running[request]
+                self._allocator.free(request)
+            else:  # preempted while its last token was on its way
+                self.waiting.remove(request)
         return finished
 
     def _take_samples(self, sampled: Sequence[Request], finished: list[Request]) -> None:

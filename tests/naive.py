@@ -241,18 +241,6 @@ class Naive:
             scheduled.append((request, n))
             budget -= n
         self.waiting = passed + self.waiting
-        context = 0
-        samples: list[NaiveRequest] = []
-        for request, n in scheduled:
-            request.computed += n
-            context += request.computed
-            if request.computed >= len(request.tokens) + request.placeholders:
-                request.placeholders += 1
-                samples.append(request)
-        time = 0
-        if scheduled:
-            total = sum(n for _, n in scheduled)
-            time = config.base + config.per_token * total + config.per_context * context
         row = NaiveStep(
             time=start,
             running=len(self.running),
@@ -267,7 +255,21 @@ class Naive:
             tables={request.name: list(request.blocks) for request, _ in scheduled},
         )
         self.steps.append(row)
-        return samples, time
+        return self.advance(scheduled)
+
+    def advance(self, scheduled: list[tuple[NaiveRequest, int]]) -> tuple[list[NaiveRequest], int]:
+        config, context = self.config, 0
+        samples: list[NaiveRequest] = []
+        for request, n in scheduled:
+            request.computed += n
+            context += request.computed
+            if request.computed >= len(request.tokens) + request.placeholders:
+                request.placeholders += 1
+                samples.append(request)
+        if not scheduled:
+            return samples, 0
+        total = sum(n for _, n in scheduled)
+        return samples, config.base + config.per_token * total + config.per_context * context
 
     def update(self, samples: list[NaiveRequest], now: int) -> None:
         row, number = self.steps[-1], len(self.steps) - 1

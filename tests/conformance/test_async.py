@@ -90,7 +90,7 @@ def test_a_request_preempted_while_its_last_token_is_on_its_way(variant: Variant
 
 
 def test_a_block_filled_by_a_token_to_come_is_found_a_step_later() -> None:
-    """r0 fills its second block in step 4: found in step 5, in which synchronously in step 4."""
+    """r0 fills its second block in step 4. Synchronously who comes in that step finds it."""
     found = []
     for is_async in (False, True):
         config = make_config(
