@@ -47,7 +47,7 @@ from sim.timing.table_costs import curve_of
 from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
 
 HERE = Path(__file__).parent
-ASYNC_SCHEDULING = False
+ASYNC_SCHEDULING = True
 """Of the main row; the other way is a row of the sensitivity table, where it can be simulated."""
 
 MEAN_LIMIT, PERCENTILE_LIMIT = 2.0, 4.0
