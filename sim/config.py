@@ -150,6 +150,13 @@ class SchedulerConfig(_Concern, frozen=True):
             description="Share of the pool that admissions leave free while others run.",
         ),
     ] = 0.0
+    async_scheduling: Annotated[
+        bool,
+        Meta(
+            description="Decide a step while the one before it runs; vLLM turns it on by default "
+            "in real deployments."
+        ),
+    ] = False
 
 
 class TimingConfig(_Concern, frozen=True):

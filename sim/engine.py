@@ -4,6 +4,10 @@ One process, never one a request. `Engine` takes in the requests that are due, l
 decide a step or a run of them (vLLM 0.33.0, ``v1/engine/core.py``, ``step``), and waits for SimPy's
 clock only where an arrival may be seen. Time is an integer number of ticks, so that an arrival and
 the end of a step are at the same instant exactly or not at all.
+
+Under asynchronous scheduling (``step_with_batch_queue``, a queue of two) step k + 1 is decided when
+step k starts: of the requests that arrive while it runs, the first step that they can join is k + 2.
+An idle engine decides two steps when a request arrives.
 """
 
 from collections.abc import Callable, Generator
@@ -71,7 +75,9 @@ class Engine:
         self._requests = make_requests(trace, max_model_len)
         self._next_request = next(self._requests, None)
         self._next_arrival = int(trace.arrival_ps[0]) * TICKS_PER_PS
-        self._clock = 0
+        self._is_async = scheduler.is_async
+        self._clock = 0  # when the next step starts
+        self._call = 0  # when it is decided: then, or, asynchronously, when the one before starts
 
     def run(self) -> None:
         """Run until every request has finished or been refused.
@@ -89,9 +95,9 @@ class Engine:
         was_idle = True
         while self._next_request is not None or scheduler.running or scheduler.waiting:
             if was_idle:
-                self._clock = max(self._clock, self._next_arrival)
-            if self._next_arrival <= self._clock:
-                yield env.timeout(self._clock - env.now)
+                self._call = self._clock = max(self._clock, self._next_arrival)
+            if self._next_arrival <= self._call:
+                yield env.timeout(self._call - env.now)
                 self._take_arrivals()
                 if not scheduler.waiting and not scheduler.running:
                     continue  # all refused
@@ -101,7 +107,7 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         """Queue the requests that are due, those of this very instant included."""
-        request, due_ps = self._next_request, self._clock // TICKS_PER_PS
+        request, due_ps = self._next_request, self._call // TICKS_PER_PS
         while request is not None and request.arrival_ps <= due_ps:
             reason = self._scheduler.add_request(request)
             if reason is not None:
@@ -121,6 +127,7 @@ class Engine:
             self._on_scheduled(output)
         times = self._times(output)
         self._clock += times.total
+        self._call = self._clock - times.last if self._is_async else self._clock
         finished = scheduler.update_from_output(output)
         recorder.on_step(
             self._clock, times, num_running, num_waiting, output, stats, scheduler.taken, finished
@@ -129,7 +136,7 @@ class Engine:
             recorder.on_names(output, scheduled, finished, self._allocator.stats())
         if self._on_step is not None:
             self._on_step()
-        if output.is_empty and not output.preempted:
+        if output.is_empty and not output.preempted and not finished:
             if self._next_request is None:
                 raise EngineStuckError(
                     f"{len(scheduler.waiting)} requests wait and none can be admitted: "
@@ -155,9 +162,10 @@ class Engine:
         first = line.fixed + line.per_context * context
         increment = line.per_context * num_decodes
         left = self._next_arrival - self._clock
-        if run_ticks(first, increment, num_steps) <= left:
+        ahead = self._is_async  # what follows the run is decided when its last step starts
+        if run_ticks(first, increment, num_steps - ahead) <= left:
             return num_steps
-        return steps_until(left, first, increment)
+        return steps_until(left, first, increment) + ahead if left > 0 else 1
 
     def _times(self, output: SchedulerOutput) -> StepTimes:
         """Price the steps of *output*."""

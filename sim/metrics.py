@@ -12,7 +12,7 @@ import numpy as np
 from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
 from sim.columns import Columns, Rows
 from sim.errors import ConfigError
-from sim.request import UNSET, Request
+from sim.request import UNSET, Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS, Totals, add_up
@@ -32,6 +32,11 @@ class StepTimes(NamedTuple):
     increment: int
     num_steps: int
     total: int
+
+    @property
+    def last(self) -> int:
+        """The time of the last step."""
+        return self.first + (self.num_steps - 1) * self.increment
 
 
 _REQUEST_COLUMNS = (
@@ -80,6 +85,7 @@ class Recorder:
         block_size: to count held slots in blocks; contiguous reservations are rounded up.
         capacity: slots of the pool.
         save_steps: keep the names of the requests of every step; the engine single-steps.
+        async_scheduling: a step comes with the tokens and the finished of the one before it.
 
     Attributes:
         num_done: requests that have finished or were refused.
@@ -90,13 +96,22 @@ class Recorder:
         held_after: with *save_steps*, slots held after every step.
     """
 
-    def __init__(self, trace: Trace, block_size: int, capacity: int, *, save_steps: bool) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        block_size: int,
+        capacity: int,
+        *,
+        save_steps: bool,
+        async_scheduling: bool = False,
+    ) -> None:
         self.capacity = capacity
         self.num_done = 0
         self.num_steps = 0
         self.trace = trace
         self.block_size = block_size
         self.save_steps = save_steps
+        self._lag = int(async_scheduling)
         self._start_ps = int(trace.arrival_ps[0])
         self._now_ps = self._start_ps
         self._first_served_ps = UNSET
@@ -191,7 +206,7 @@ class Recorder:
         if output.preempted:
             self._on_preempted(output, step, start_ps)
         if finished:
-            self._on_finished(finished, end_ps)
+            self._on_finished(finished, start_ps if self._lag else end_ps)
         self._end_row()
 
     def on_names(
@@ -313,14 +328,17 @@ class Recorder:
             self._waiting_ps += start_ps - request.arrival_ps
         for request in output.resumed:
             self._waiting_ps += start_ps - self._preempted_ps.pop(request)
+        token_step = step + self._lag
         for request in output.sampled:
             if request.first_token_step == UNSET:
-                request.first_token_step, request.first_token_ps = step, end_ps
+                request.first_token_step, request.first_token_ps = token_step, end_ps
             else:
                 self._gaps[end_ps - request.last_token_ps] += 1
 
     def _on_preempted(self, output: SchedulerOutput, step: int, start_ps: int) -> None:
         for request in output.preempted:
+            if request.status is RequestStatus.FINISHED_LENGTH_CAPPED:
+                continue  # its last token was on its way: it does not wait
             self._preempted_ps[request] = start_ps
             if request.last_token_step == step - 1:
                 request.last_token_ps = start_ps

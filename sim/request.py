@@ -56,7 +56,8 @@ class Request:
         max_num_computed_tokens: the most it had computed when it was preempted; up to there, what
             it computes is recomputed.
         scheduled_step, scheduled_ps: when it was first scheduled.
-        first_token_step, first_token_ps: when its first token came (time: the end of that step).
+        first_token_step, first_token_ps: when its first token was taken in: at the end of the step
+            that computed it, and, under asynchronous scheduling, as part of the step after.
         last_token_step, last_token_ps: of a preempted request, when its latest token came.
     """
 

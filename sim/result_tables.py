@@ -38,7 +38,8 @@ def step_tables(recorder: Recorder) -> Iterator[pa.Table]:
 
     ``running``, ``waiting`` and ``used_blocks`` hold right after scheduling (``used_blocks`` of the
     last step, ``waiting`` of the first); counts are those of the whole run; ``kv_<state>_slots``
-    are time-weighted. A row without steps is idle time.
+    are time-weighted. A row without steps is idle time. Under asynchronous scheduling a step is the
+    call that decides it, while the one before it runs: who finishes in it had the last token then.
     """
     block_size, first = recorder.block_size, 0
     for rows in recorder.step_chunks():

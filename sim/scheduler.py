@@ -8,6 +8,12 @@ the allocator answers whether there is room.
 Most running requests decode: one token a step until their last. They are kept as one group, whose
 step costs the same for any number of them, and several steps are decided at once while nothing but
 the group changes.
+
+Under asynchronous scheduling (``v1/core/sched/async_scheduler.py``) a step is decided before the
+output of the step before it is taken in. A token that will be sampled is counted at once in both
+modes: that it comes is known, and nothing here depends on which it is. What is late is the end of a
+request: it keeps its memory and its seat for one step after its last. (The prefix cache does depend
+on which token it is: `sim.allocators.prefix`.)
 """
 
 from collections import deque
@@ -18,9 +24,9 @@ from operator import attrgetter
 from sim.allocators.base import Allocator, Taken
 from sim.allocators.runs import decode_runs
 from sim.config import SchedulerConfig
+from sim.refusal import HeadRefusal
 from sim.request import Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
-from sim.timing.base import StepBatch
 
 RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 FINISHED = RequestStatus.FINISHED_LENGTH_CAPPED
@@ -35,6 +41,7 @@ class Scheduler:
         running: requests that hold memory, in order of admission; the last one is the next victim.
         waiting: requests that do not, first come first served; preempted ones in front.
         num_decodes: running requests that decode.
+        is_async: whether a step is decided before the output of the one before it is taken in.
     """
 
     def __init__(self, config: SchedulerConfig, max_model_len: int, allocator: Allocator) -> None:
@@ -50,6 +57,7 @@ class Scheduler:
         self._find_longest_cache_hit = (
             allocator.find_longest_cache_hit if allocator.enable_caching else None
         )
+        self.is_async = config.async_scheduling
         self.step = 0
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
@@ -61,12 +69,9 @@ class Scheduler:
         self._finish_steps: list[int] = []
         self._last_decode_order = -1
         self._num_admissions = 0
-        # Where the head of the queue was refused: it stays refused until the allocator's
-        # generation changes or less budget is left (a shorter chunk needs less room).
-        self._refused: Request | None = None
-        self._refused_generation = 0
-        self._refused_budget = 0
-        self._refused_length = 0
+        self._refusal = HeadRefusal()
+        # Asynchronously: who has computed all, and ends with the next update. They hold memory.
+        self._in_flight: list[Request] = []
 
     def add_request(self, request: Request) -> str | None:
         """Queue *request*; or answer why it can never be served, and leave it out.
@@ -113,7 +118,7 @@ class Scheduler:
         output.num_decodes = self.num_decodes
         output.decode_context = self.decode_context
         if output.prefills:
-            self._count_prefills(output)
+            output.count_prefills()
         return output
 
     def scheduled(self, output: SchedulerOutput) -> list[tuple[Request, int]]:
@@ -126,7 +131,10 @@ class Scheduler:
         ]
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
-        """Take in the tokens that the steps sampled; free and answer who finished, in order."""
+        """Take in the tokens that the steps sampled; free and answer who finished, in order.
+
+        Under asynchronous scheduling free and answer those of the update before this one.
+        """
         self.step += output.num_steps
         finished = self._finishing.pop(self.step - 1, [])
         if finished:
@@ -135,10 +143,15 @@ class Scheduler:
             self._take_samples(output.sampled, finished)
         if len(finished) > 1:
             finished.sort(key=_order)
+        if self.is_async:
+            finished, self._in_flight = self._in_flight, finished
         for request in finished:
-            del self.running[request]
             request.status = FINISHED
-            self._allocator.free(request)
+            if request in self.running:
+                del self.running[request]
+                self._allocator.free(request)
+            else:  # preempted while its last token was on its way
+                self.waiting.remove(request)
         return finished
 
     def _take_samples(self, sampled: Sequence[Request], finished: list[Request]) -> None:
@@ -174,7 +187,12 @@ class Scheduler:
             return self._serve(output, prefilling, budget, threshold) if prefilling else budget
         if not prefilling or prefilling[0].order > self._last_decode_order:
             num_steps = 1
-            if max_steps is not None and not prefilling and not self._queue_can_move(budget):
+            if (
+                max_steps is not None
+                and not prefilling
+                and not self._in_flight
+                and not self._queue_can_move(budget)
+            ):
                 num_steps = max_steps(self._steps_to_finish())
             granted = self._runs.grant(self.step, num_steps)
             if granted:
@@ -224,8 +242,8 @@ class Scheduler:
         num_seats = self._max_num_seqs - len(running)
         if num_seats <= 0 or budget <= 0:
             return
-        if self._is_refused(budget):
-            output.num_refusals += output.num_steps * (not self._refused_length)
+        if self._refusal.stands(waiting[0], self._runs.generation, budget):
+            output.num_refusals += output.num_steps * (not self._refusal.length)
             return
         came: list[Request] = []
         find, allocate = self._find_longest_cache_hit, self._allocator.allocate_slots
@@ -240,7 +258,7 @@ class Scheduler:
                 num_new_tokens = threshold
             if num_new_tokens > budget:
                 if not config.enable_chunked_prefill:
-                    self._refuse(request, budget, num_new_tokens)
+                    self._refusal.note(request, self._runs.generation, budget, num_new_tokens)
                     break
                 num_new_tokens = budget
             allocation = allocate(
@@ -252,7 +270,7 @@ class Scheduler:
             )
             if allocation is None:
                 output.num_refusals += 1
-                self._refuse(request, budget)
+                self._refusal.note(request, self._runs.generation, budget)
                 break
             waiting.popleft()
             running[request] = None
@@ -268,35 +286,13 @@ class Scheduler:
             self._prefilling += came
             self._admit(came, output)
 
-    def _refuse(self, request: Request, budget: int, length: int = 0) -> None:
-        """Remember why the head of the queue stays where it is: no room, or no budget."""
-        self._refused = request
-        self._refused_generation = self._runs.generation
-        self._refused_budget = budget
-        self._refused_length = length
-
-    def _is_refused(self, budget: int) -> bool:
-        """Whether the head of the queue was refused, and would be refused again.
-
-        For memory: as long as none came free, and with no less budget (a shorter chunk needs less
-        room). For budget: as long as its whole prompt is longer.
-        """
-        if (
-            self._refused is not self.waiting[0]
-            or self._refused_generation != self._runs.generation
-        ):
-            return False
-        if self._refused_length:
-            return self._refused_length > budget
-        return self._refused_budget <= budget
-
     def _queue_can_move(self, budget: int) -> bool:
         """Whether an admission may succeed in the next step."""
         return bool(
             self.waiting
             and budget > 0
             and len(self.running) < self._max_num_seqs
-            and not self._is_refused(budget)
+            and not self._refusal.stands(self.waiting[0], self._runs.generation, budget)
         )
 
     def _admit(self, requests: list[Request], output: SchedulerOutput) -> None:
@@ -327,7 +323,7 @@ class Scheduler:
             self._finishing[self._last_step(request)].remove(request)
             self._leave([request])
             request.last_token_step = self.step - 1
-        else:
+        elif request not in self._in_flight:
             self._prefilling.remove(request)
         del self.running[request]
         request.status = PREEMPTED
@@ -384,30 +380,3 @@ class Scheduler:
         while not finishing.get(steps[0]):
             finishing.pop(heappop(steps), None)
         return steps[0] - self.step + 1
-
-    @staticmethod
-    def _count_prefills(output: SchedulerOutput) -> None:
-        """Advance every request that does not decode by its tokens; sum up the step's work."""
-        num_decodes, decode_context = output.num_decodes, output.decode_context
-        chunks, sampled = [], []
-        for request, num_new_tokens in output.prefills:
-            before = request.num_computed_tokens
-            request.num_computed_tokens = computed = before + num_new_tokens
-            samples = computed >= request.num_tokens  # a chunk that stops short samples nothing
-            if samples:
-                sampled.append(request)
-            if before < request.max_num_computed_tokens:
-                output.recomputed_tokens += min(computed, request.max_num_computed_tokens) - before
-            if (
-                num_new_tokens == 1
-                and samples
-                and request.num_output_tokens > 0
-                and request not in output.resumed
-            ):
-                # Resumed before, and its last chunk is one token: it does what a decode does.
-                num_decodes += 1
-                decode_context += computed
-            else:
-                chunks.append((num_new_tokens, computed))
-        output.sampled = sampled
-        output.batch = StepBatch(num_decodes, decode_context, tuple(chunks))

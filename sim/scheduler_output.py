@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sim.request import Request
-from sim.timing.base import NO_WORK
+from sim.timing.base import NO_WORK, StepBatch
 
 
 class SchedulerOutput:
@@ -62,3 +62,29 @@ class SchedulerOutput:
     def is_empty(self) -> bool:
         """Whether nothing was scheduled: such a step takes no time."""
         return not self.num_decodes and not self.prefills
+
+    def count_prefills(self) -> None:
+        """Advance every request that does not decode by its tokens; sum up the step's work."""
+        num_decodes, decode_context = self.num_decodes, self.decode_context
+        chunks, sampled = [], []
+        for request, num_new_tokens in self.prefills:
+            before = request.num_computed_tokens
+            request.num_computed_tokens = computed = before + num_new_tokens
+            samples = computed >= request.num_tokens  # a chunk that stops short samples nothing
+            if samples:
+                sampled.append(request)
+            if before < request.max_num_computed_tokens:
+                self.recomputed_tokens += min(computed, request.max_num_computed_tokens) - before
+            if (
+                num_new_tokens == 1
+                and samples
+                and request.num_output_tokens > 0
+                and request not in self.resumed
+            ):
+                # Resumed before, and its last chunk is one token: it does what a decode does.
+                num_decodes += 1
+                decode_context += computed
+            else:
+                chunks.append((num_new_tokens, computed))
+        self.sampled = sampled
+        self.batch = StepBatch(num_decodes, decode_context, tuple(chunks))

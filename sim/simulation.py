@@ -84,7 +84,7 @@ class Simulation:
             kv_cache_dtype=cache.kv_cache_dtype,
         )
         self.allocator: Allocator = ALLOCATORS[cache.allocator](
-            cache, pool, model.max_model_len, scheduler.watermark
+            cache, scheduler, pool, model.max_model_len
         )
         if save_block_tables and not isinstance(self.allocator, HasBlockTables):
             raise ConfigError(
@@ -102,7 +102,11 @@ class Simulation:
         )
         step_time = make_step_time(config.timing, deployment)
         recorder = Recorder(
-            trace, cache.block_size, self.allocator.stats().capacity, save_steps=save_steps
+            trace,
+            cache.block_size,
+            self.allocator.stats().capacity,
+            save_steps=save_steps,
+            async_scheduling=scheduler.async_scheduling,
         )
         self._max_model_len = model.max_model_len
         self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)

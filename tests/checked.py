@@ -261,6 +261,7 @@ class CheckedScheduler(Scheduler):
         self.num_steps = 0
         self.num_recomputed = 0
         self._computed_once: Counter[Request] = Counter()
+        self._complete: set[Request] = set()  # have all their tokens, and hold memory
         CheckedScheduler.runs.append(self)
 
     def schedule(self, max_steps: Callable[[int], int] | None = None) -> SchedulerOutput:
@@ -287,8 +288,14 @@ class CheckedScheduler(Scheduler):
         assert self.checking.blocks.keys() == set(self.running), "who runs holds memory, only they"
         for request in finished:
             assert request.num_output_tokens == request.max_tokens
+            assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
+        assert not set(finished) & {*self.running, *self.waiting}
         for request in self.running:
-            assert request.num_output_tokens < request.max_tokens
+            assert request.num_output_tokens <= request.max_tokens
+        # Asynchronously, for one step.
+        assert self._complete <= set(finished)
+        self._complete = {r for r in self.running if r.num_output_tokens == r.max_tokens}
+        assert self.config.async_scheduling or not self._complete
         return finished
 
     def _check_limits(self, output: SchedulerOutput, scheduled: Scheduled) -> None:
@@ -306,6 +313,7 @@ class CheckedScheduler(Scheduler):
         assert not set(self.running) & set(self.waiting)
         for request in names:
             assert request in self.running
+            assert request not in self._complete
             assert request.num_tokens <= self.max_model_len
             assert request.num_computed_tokens <= request.final_num_computed_tokens
         prefilled = [request for request, _ in output.prefills]
@@ -337,16 +345,17 @@ class CheckedScheduler(Scheduler):
         """First come first served, and I8: the queue stops for a reason that holds."""
         came = [r for r, _ in scheduled if r in [*output.admitted, *output.resumed]]
         assert came == waiting[: len(came)], "nobody passes the head of the queue"
-        assert scheduled or not (self.running or self.waiting), "a step without work"
-        if output.preempted or not self.waiting:
+        there = self.running or self.waiting
+        assert scheduled or not there or self._complete, "a step without work"
+        if output.preempted or not self.waiting or len(self.running) == self.config.max_num_seqs:
             return
-        budget, max_num_seqs = self.config.max_num_batched_tokens, self.config.max_num_seqs
+        budget = self.config.max_num_batched_tokens
         assert budget is not None
         left = budget - sum(n for _, n in scheduled)
         head, last = self.waiting[0], self.checking.calls[-1]
         refused = last.allocation is None and last.request is head
         too_long = not self.config.enable_chunked_prefill and self._wanted(head, alone) > left
-        assert left == 0 or len(self.running) == max_num_seqs or refused or too_long, "I8"
+        assert left == 0 or refused or too_long, "I8"
 
     def _wanted(self, head: Request, alone: bool) -> int:
         wanted = head.num_tokens - self.checking.find_longest_cache_hit(head)

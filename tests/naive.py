@@ -3,6 +3,9 @@
 It shares no code with `sim` and knows none of its structures: prompts are expanded to tokens, a
 block is named by the tuple of all tokens up to its end, the free list is a list of block ids, and
 every step walks every request. Slow, and short enough to be read beside the rules it follows.
+
+Asynchronous scheduling is told as vLLM tells it: a queue of two steps, placeholders for tokens that
+are not known yet, and token lists that grow only when a step's output is taken in.
 """
 
 from dataclasses import dataclass, field
@@ -20,10 +23,13 @@ class NaiveRequest:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     outputs: int = 0
+    placeholders: int = 0
     cached: int = -1
     preemptions: int = 0
     steps: list[int] = field(default_factory=list)
     """First scheduled, first token, finished."""
+    times: list[int] = field(default_factory=list)
+    """First token, finished."""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class NaiveConfig:
     base: int
     per_token: int
     per_context: int
+    asynchronous: bool = False
 
 
 @dataclass
@@ -108,14 +115,19 @@ class NaivePool:
                     del self.cached[name]
             self.references[block] = 1
             request.blocks.append(block)
-        if config.caching:
-            for position in range(min(reach, len(request.tokens)) // size):
-                block = request.blocks[position]
-                if block not in self.name_of:
-                    name = tuple(request.tokens[: (position + 1) * size])
-                    self.name_of[block] = name
-                    self.cached.setdefault(name, []).append(block)
+        self.cache(request, min(reach, len(request.tokens)))
         return True
+
+    def cache(self, request: NaiveRequest, num_tokens: int) -> None:
+        if not self.config.caching:
+            return
+        size = self.config.block_size
+        for position in range(num_tokens // size):
+            block = request.blocks[position]
+            if block not in self.name_of:
+                name = tuple(request.tokens[: (position + 1) * size])
+                self.name_of[block] = name
+                self.cached.setdefault(name, []).append(block)
 
     def release(self, request: NaiveRequest) -> None:
         unhashed: list[int] = []
@@ -129,13 +141,17 @@ class NaivePool:
 
 
 class Naive:
-    """The scheduler, the engine and their clock: ``v1/core/sched/scheduler.py``."""
+    """The scheduler, the engine and their clock: ``v1/core/sched/scheduler.py``.
+
+    The loop is ``step_with_batch_queue`` of ``v1/engine/core.py``; synchronous is a queue of one.
+    """
 
     def __init__(self, config: NaiveConfig, requests: list[NaiveRequest]) -> None:
         self.config = config
         self.pool = NaivePool(config)
-        self.coming = [r for r in requests if len(r.prompt) < config.max_model_len]
-        for request in self.coming:
+        self.requests = [r for r in requests if len(r.prompt) < config.max_model_len]
+        self.coming = list(self.requests)
+        for request in self.requests:
             request.tokens = list(request.prompt)
             room = config.max_model_len - len(request.prompt)
             request.num_outputs = min(request.num_outputs, room)
@@ -144,16 +160,25 @@ class Naive:
         self.steps: list[NaiveStep] = []
 
     def run(self) -> list[NaiveStep]:
-        now = 0
+        now = gpu_is_free = 0
+        queue: list[tuple[list[NaiveRequest], int]] = []
         while self.coming or self.waiting or self.running:
             if not self.waiting and not self.running:
                 now = max(now, self.coming[0].arrival)
             while self.coming and self.coming[0].arrival <= now:
                 self.waiting.append(self.coming.pop(0))
-            now += self.step(now)
+            start = max(now, gpu_is_free)
+            samples, duration = self.schedule(start)
+            gpu_is_free = start + duration
+            queue.append((samples, gpu_is_free))
+            if self.steps[-1].scheduled and len(queue) < 1 + self.config.asynchronous:
+                continue
+            samples, end = queue.pop(0)
+            now = max(now, end)
+            self.update(samples, now)
         return self.steps
 
-    def step(self, now: int) -> int:
+    def schedule(self, start: int) -> tuple[list[NaiveRequest], int]:
         config, pool = self.config, self.pool
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else config.threshold
@@ -163,7 +188,11 @@ class Naive:
         position = 0
         while position < len(self.running) and budget:
             request = self.running[position]
-            n = len(request.tokens) - request.computed
+            known = request.computed + 2 - request.placeholders
+            if request.placeholders and known >= len(request.prompt) + request.num_outputs:
+                position += 1
+                continue
+            n = len(request.tokens) + request.placeholders - request.computed
             n = min(n, budget, threshold or n, config.max_model_len - 1 - request.computed)
             while not pool.allocate(request, n, [], admission=False, others=True):
                 victim = self.running.pop()
@@ -183,8 +212,12 @@ class Naive:
         admitted: list[str] = []
         resumed: list[str] = []
         cache = [0, 0, 0, 0]
+        passed: list[NaiveRequest] = []
         while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
             request = self.waiting[0]
+            if request.placeholders:
+                passed.append(self.waiting.pop(0))
+                continue
             hit = pool.hit(request)
             num_hit = len(hit) * config.block_size
             n = len(request.tokens) - num_hit
@@ -207,16 +240,9 @@ class Naive:
                 request.steps.append(len(self.steps))
             scheduled.append((request, n))
             budget -= n
-        context = 0
-        for request, n in scheduled:
-            request.computed += n
-            context += request.computed
-        time = 0
-        if scheduled:
-            total = sum(n for _, n in scheduled)
-            time = config.base + config.per_token * total + config.per_context * context
+        self.waiting = passed + self.waiting
         row = NaiveStep(
-            time=now,
+            time=start,
             running=len(self.running),
             waiting=len(self.waiting),
             used=config.num_blocks - 1 - len(pool.free),
@@ -228,20 +254,40 @@ class Naive:
             cache=(cache[0], cache[1], cache[2], cache[3]),
             tables={request.name: list(request.blocks) for request, _ in scheduled},
         )
-        self.finish(scheduled, row)
         self.steps.append(row)
-        return time
+        return self.advance(scheduled)
 
-    def finish(self, scheduled: list[tuple[NaiveRequest, int]], row: NaiveStep) -> None:
-        for request, _ in scheduled:
-            if request.computed < len(request.tokens):
-                continue
+    def advance(self, scheduled: list[tuple[NaiveRequest, int]]) -> tuple[list[NaiveRequest], int]:
+        config, context = self.config, 0
+        samples: list[NaiveRequest] = []
+        for request, n in scheduled:
+            request.computed += n
+            context += request.computed
+            if request.computed >= len(request.tokens) + request.placeholders:
+                request.placeholders += 1
+                samples.append(request)
+        if not scheduled:
+            return samples, 0
+        total = sum(n for _, n in scheduled)
+        return samples, config.base + config.per_token * total + config.per_context * context
+
+    def update(self, samples: list[NaiveRequest], now: int) -> None:
+        row, number = self.steps[-1], len(self.steps) - 1
+        for request in samples:
             request.tokens.append((f"out:{request.name}", request.outputs))
             request.outputs += 1
+            request.placeholders -= 1
+            if request in self.running:
+                self.pool.cache(request, request.computed - request.placeholders)
             if request.outputs == 1:
-                request.steps.append(len(self.steps))
+                request.steps.append(number)
+                request.times.append(now)
             if request.outputs == request.num_outputs:
-                request.steps.append(len(self.steps))
-                self.running.remove(request)
-                self.pool.release(request)
+                request.steps.append(number)
+                request.times.append(now)
                 row.finished.append(request.name)
+                if request in self.running:
+                    self.running.remove(request)
+                    self.pool.release(request)
+                else:
+                    self.waiting.remove(request)

@@ -101,9 +101,7 @@ def make_allocator(config: RunConfig) -> Allocator:
         max_model_len=config.model.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
     )
-    return ALLOCATORS[str(cache.allocator)](
-        cache, pool, config.model.max_model_len, scheduler.watermark
-    )
+    return ALLOCATORS[str(cache.allocator)](cache, scheduler, pool, config.model.max_model_len)
 
 
 def smallest_pool(variant: Variant, block_size: int, max_model_len: int) -> int:
@@ -168,6 +166,7 @@ def scheduler_settings(draw: st.DrawFn, max_model_len: int) -> dict[str, Any]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 7, 20])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3])),
+        "async_scheduling": draw(st.booleans()),
     }
 
 

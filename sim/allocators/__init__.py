@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.allocators.base import Allocator
-    from sim.config import CacheConfig
+    from sim.config import CacheConfig, SchedulerConfig
     from sim.kv_spec import KVPool
 
-    Factory = Callable[[CacheConfig, KVPool, int, float], Allocator]
+    Factory = Callable[[CacheConfig, SchedulerConfig, KVPool, int], Allocator]
 
 
 def _lazy(name: str) -> Factory:
     """Answer what imports the class ``module.name`` of this package when it first makes one."""
     module, _, class_name = name.partition(".")
 
-    def make(cache: CacheConfig, pool: KVPool, max_model_len: int, watermark: float) -> Allocator:
+    def make(
+        cache: CacheConfig, scheduler: SchedulerConfig, pool: KVPool, max_model_len: int
+    ) -> Allocator:
         allocator = getattr(import_module(f"{__name__}.{module}"), class_name)
-        made: Allocator = allocator.from_config(cache, pool, max_model_len, watermark)
+        made: Allocator = allocator.from_config(cache, scheduler, pool, max_model_len)
         return made
 
     return make
@@ -31,4 +33,4 @@ ALLOCATORS: dict[str, Factory] = {
     "paged": _lazy("paged.PagedAllocator"),
     "prefix": _lazy("prefix.PrefixCachingAllocator"),
 }
-"""``--allocator`` by name: what makes it of cache settings, pool, max_model_len and watermark."""
+"""``--allocator`` by name: what makes it of cache and scheduler settings, pool, max_model_len."""

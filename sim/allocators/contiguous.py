@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sim.allocators.base import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats, require_equal
-from sim.config import CacheConfig
+from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_spec import KVPool, check_max_model_len
 from sim.request import Request
 
@@ -190,13 +190,13 @@ class ContiguousAllocator:
 
     @classmethod
     def from_config(
-        cls, cache: CacheConfig, pool: KVPool, max_model_len: int, watermark: float
+        cls, cache: CacheConfig, scheduler: SchedulerConfig, pool: KVPool, max_model_len: int
     ) -> "ContiguousAllocator":
         """Build it from the resolved configuration (`sim.allocators.ALLOCATORS`)."""
         return cls(
             pool,
             max_model_len,
-            watermark,
+            scheduler.watermark,
             reservation=cache.reservation,
             placement=cache.placement,
         )

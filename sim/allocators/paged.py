@@ -15,7 +15,7 @@ from sim.allocators.base import (
     require_equal,
 )
 from sim.allocators.ring import DecodeRing
-from sim.config import CacheConfig
+from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_spec import NULL_BLOCKS, KVPool, check_max_model_len
 from sim.request import Request
 
@@ -67,11 +67,11 @@ class PagedAllocator:
 
     @classmethod
     def from_config(
-        cls, cache: CacheConfig, pool: KVPool, max_model_len: int, watermark: float
+        cls, cache: CacheConfig, scheduler: SchedulerConfig, pool: KVPool, max_model_len: int
     ) -> "PagedAllocator":
         """Build it from the resolved configuration (`sim.allocators.ALLOCATORS`)."""
         del cache  # no setting of its own
-        return cls(pool, max_model_len, watermark)
+        return cls(pool, max_model_len, scheduler.watermark)
 
     def find_longest_cache_hit(self, request: Request) -> int:
         """Answer 0: nothing is shared."""

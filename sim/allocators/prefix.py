@@ -15,6 +15,7 @@ import numpy as np
 from sim.allocators.base import require_equal
 from sim.allocators.block_cache import BlockCache, Keys, PrefixKeys
 from sim.allocators.paged import PagedAllocator
+from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_spec import NULL_BLOCKS, KVPool
 from sim.request import Request, RequestStatus
 from workloads.record import IntArray
@@ -26,20 +27,48 @@ class PrefixCachingAllocator(PagedAllocator):
     A block is entered under its key when the step that fills it is scheduled, and stays findable
     after its last holder frees it, at the back of the free list, until it is taken for something
     else (`BlockCache`).
+
+    Under asynchronous scheduling a step is decided before the token is known that the step before
+    it samples. A decoding request fills a block with just that token, so the block is entered one
+    step later, when the request takes its next block; or when the request finishes.
+
+    Args:
+        pool: see `PagedAllocator`, as of the next two.
+        max_model_len: see there.
+        watermark: see there.
+        async_scheduling: whether it is so.
     """
 
     enable_caching = True
 
-    def __init__(self, pool: KVPool, max_model_len: int, watermark: float = 0.0) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        max_model_len: int,
+        watermark: float = 0.0,
+        *,
+        async_scheduling: bool = False,
+    ) -> None:
         super().__init__(pool, max_model_len, watermark)
+        self._lag = int(async_scheduling)
         self._cache = BlockCache()
         self._prefix_keys = PrefixKeys(self.block_size)
         self._keys: dict[Request, list[Keys]] = {}
         self._num_keyed: dict[Request, int] = {}
         self._keyed: dict[Request, list[IntArray]] = {}  # the first blocks of its table, in parts
-        # Decoding requests that enter a key when they fill a block, by step modulo block_size.
+        # Decoding requests that enter keys when they fill blocks, or *_lag* steps later: by step
+        # modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
         self._evictions_matter = False
+
+    @classmethod
+    def from_config(
+        cls, cache: CacheConfig, scheduler: SchedulerConfig, pool: KVPool, max_model_len: int
+    ) -> "PrefixCachingAllocator":
+        """Build it from the resolved configuration (`sim.allocators.ALLOCATORS`)."""
+        del cache  # no setting of its own
+        is_async = scheduler.async_scheduling
+        return cls(pool, max_model_len, scheduler.watermark, async_scheduling=is_async)
 
     def find_longest_cache_hit(self, request: Request) -> int:
         """Answer the leading tokens in cached full blocks (see `Allocator`).
@@ -58,7 +87,7 @@ class PrefixCachingAllocator(PagedAllocator):
         for request in requests:
             if self._num_findable(request) > self._num_keyed.get(request, 0):
                 # It fills a block in the step before it takes the next.
-                phase = (-request.offset - 1) % self.block_size
+                phase = (self._lag - 1 - request.offset) % self.block_size
                 self._fill_ring.setdefault(phase, {})[request] = None
 
     def leave(self, requests: Sequence[Request]) -> None:
@@ -104,7 +133,7 @@ class PrefixCachingAllocator(PagedAllocator):
         super().check_integrity()
         names: dict[int, int] = {}
         for request, table in self._tables.items():
-            num_full = self._num_computed(request) // self.block_size
+            num_full = self._num_known_full(request, self._num_computed(request))
             num_keyed = min(num_full, self._num_findable(request))
             require_equal(
                 f"keyed blocks of {request!r}", self._num_keyed.get(request, 0), num_keyed
@@ -167,25 +196,45 @@ class PrefixCachingAllocator(PagedAllocator):
         num_full = num_tokens // self.block_size
         if num_keyed >= num_full:
             return
+        if self._lag:
+            num_full = self._num_known_full(request, num_tokens)
         num_findable = self._num_findable(request)
         num_full = min(num_full, num_findable)
         if num_keyed < num_full:
-            self._enter(request, num_keyed, num_full)
+            self._enter(request, self._tables[request], num_keyed, num_full)
             self.generation += 1
             if num_full == num_findable and request.is_decoding:
                 self._drop_filler(request)
 
-    def _enter(self, request: Request, first: int, end: int) -> None:
-        """Enter blocks *first* to *end* of its table under their keys."""
+    def _enter(self, request: Request, table: list[int], first: int, end: int) -> None:
+        """Enter blocks *first* to *end* of its *table* under their keys."""
         self._num_keyed[request] = end
         keys = self._keys_of(request)
-        blocks = np.array(self._tables[request][first:end])
+        blocks = np.array(table[first:end])
         self._keyed.setdefault(request, []).append(blocks)
         self._cache.reserve(0, self._next_unused)
         self._cache.enter(keys, first, blocks)
 
+    def _enter_rest(self, request: Request, table: list[int], end: int) -> None:
+        """Enter the blocks before *end* that have no key yet."""
+        num_keyed = self._num_keyed.get(request, 0)
+        if num_keyed < end:
+            self._enter(request, table, num_keyed, end)
+
+    def _num_known_full(self, request: Request, num_computed: int) -> int:
+        """Answer its full blocks of known tokens when it has computed so many, the next included.
+
+        All, but that of what it has decoded since it last computed a prompt, the last token is not
+        known yet under asynchronous scheduling.
+        """
+        # What it had sampled when it was preempted was part of that prompt.
+        prompt = max(request.num_prompt_tokens, request.max_num_computed_tokens + 1)
+        if num_computed > prompt:
+            num_computed -= self._lag
+        return num_computed // self.block_size
+
     def _drop_filler(self, request: Request) -> None:
-        phase = (-request.offset - 1) % self.block_size
+        phase = (self._lag - 1 - request.offset) % self.block_size
         fillers = self._fill_ring.get(phase)
         if fillers and request in fillers:
             del fillers[request]
@@ -195,14 +244,14 @@ class PrefixCachingAllocator(PagedAllocator):
     def _release(self, request: Request, table: list[int]) -> None:
         size = self.block_size
         num_full = request.num_computed_tokens // size
-        if request.status is RequestStatus.PREEMPTED and request.num_preemptions == 1:
-            # It will look for its own blocks: give those that were private until now their keys.
-            self._keys.pop(request, None)
-            num_keyed = self._num_keyed.get(request, 0)
-            if num_keyed < num_full:
-                self._tables[request] = table
-                self._enter(request, num_keyed, num_full)
-                del self._tables[request]
+        if request.status is RequestStatus.PREEMPTED:
+            num_full = self._num_known_full(request, request.num_computed_tokens)
+            if request.num_preemptions == 1:
+                # It will look for its own blocks: give those private until now their keys.
+                self._keys.pop(request, None)
+                self._enter_rest(request, table, num_full)
+        elif self._lag:  # its last token is known now
+            self._enter_rest(request, table, min(num_full, self._num_findable(request)))
         num_keyed, keyed = self._num_keyed.pop(request, 0), self._keyed.pop(request, [])
         if num_full < len(table):
             self._returned.append(table[num_full])
@@ -216,7 +265,7 @@ class PrefixCachingAllocator(PagedAllocator):
             self._live -= num_freed * size
             num_unheld += num_freed
         self._num_free += num_unheld
-        if request.status is RequestStatus.FINISHED_LENGTH_CAPPED:
+        if request.num_computed_tokens == request.final_num_computed_tokens:
             self._keys.pop(request, None)
 
     def _on_refused(self, *, full_sequence_must_fit: bool) -> None:

@@ -61,6 +61,7 @@ def test_every_setting_may_come_from_a_file(replay: Any, suffix: str) -> None:
         "max_num_batched_tokens": 4096,
         "long_prefill_token_threshold": 100,
         "watermark": 0.25,
+        "async_scheduling": True,
         "seed": 3,
         "trace_format": "native",
         "format": "csv",

@@ -96,7 +96,9 @@ def _check_steps(steps: list[Row], requests: list[Row], capacity: int) -> None:
     for column in ("admitted", "finished"):
         served = [row["request_id"] for row in requests if row["refused"] is None]
         assert sorted(_all(steps, column)) == sorted(served)
-    assert sorted(_all(steps, "preempted")) == sorted(_all(steps, "resumed"))
+    # Whose last token was on its way when it was preempted does not run again.
+    again = [n for r in steps for n in _names(r["preempted"]) if n not in _names(r["finished"])]
+    assert sorted(again) == sorted(_all(steps, "resumed"))
     for row in requests:
         assert (row["num_preemptions"] or 0) == _all(steps, "preempted").count(row["request_id"])
 
@@ -240,9 +242,9 @@ def test_i7_nobody_looks_at_an_output_to_come(variant: Variant, data: st.DataObj
     second = plain_run(config, _with_outputs(trace, longer))
     finish_step = requests_of(first)[row]["finish_step"]
     assert requests_of(second)[row]["finish_step"] > finish_step
-    for before, after in zip(
-        steps_of(first)[: finish_step + 1], steps_of(second)[: finish_step + 1], strict=True
-    ):
+    # Asynchronously it is known a step ahead that a request has all that it wants.
+    end = finish_step + (not config.scheduler.async_scheduling)
+    for before, after in zip(steps_of(first)[:end], steps_of(second)[:end], strict=True):
         assert [before[name] for name in DECISIONS] == [after[name] for name in DECISIONS]
 
 

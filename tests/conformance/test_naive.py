@@ -59,7 +59,7 @@ def scenarios(draw: st.DrawFn, variant: Variant) -> tuple[RunConfig, list[Reques
     return config, records
 
 
-def _naive(config: RunConfig, records: list[RequestRecord]) -> list[NaiveStep]:
+def _naive(config: RunConfig, records: list[RequestRecord]) -> Naive:
     cache, scheduler, longest = config.cache, config.scheduler, config.model.max_model_len
     assert cache.num_gpu_blocks_override is not None
     assert scheduler.max_num_seqs is not None
@@ -80,6 +80,7 @@ def _naive(config: RunConfig, records: list[RequestRecord]) -> list[NaiveStep]:
             base=BASE,
             per_token=PER_TOKEN,
             per_context=PER_CONTEXT,
+            asynchronous=scheduler.async_scheduling,
         ),
         [
             NaiveRequest(
@@ -91,7 +92,8 @@ def _naive(config: RunConfig, records: list[RequestRecord]) -> list[NaiveStep]:
             for record in records
         ],
     )
-    return naive.run()
+    naive.run()
+    return naive
 
 
 def _row(step: NaiveStep) -> dict[str, Any]:
@@ -110,6 +112,21 @@ def _row(step: NaiveStep) -> dict[str, Any]:
     }
 
 
+def _check_requests(got: list[dict[str, Any]], naive: Naive) -> None:
+    expected = {request.name: request for request in naive.requests}
+    for row in got:
+        request = expected.get(row["request_id"])
+        if request is None:
+            assert row["refused"] == "prompt_too_long"
+            continue
+        steps = [row["scheduled_step"], row["first_token_step"], row["finish_step"]]
+        assert steps == request.steps, request.name
+        times = [row["first_token_time"], row["finish_time"]]
+        assert times == [time / PS_PER_S for time in request.times], request.name
+        assert row["num_cached_tokens"] == request.cached, request.name
+        assert row["num_preemptions"] == request.preemptions, request.name
+
+
 def _trace(records: list[RequestRecord]) -> Trace:
     return build_trace(records, name="in memory", trace_format="none")
 
@@ -122,7 +139,8 @@ def test_every_step_is_the_naive_one(variant: Variant, data: st.DataObject) -> N
     simulation = Simulation(config, _trace(records), save_steps=True, save_block_tables=True)
     tables = io.StringIO()
     result = simulation.run(simulation.allocator.check_integrity, tables)
-    expected = _naive(config, records)
+    naive = _naive(config, records)
+    expected = naive.steps
     got = step_table(result.recorder).to_pylist()
     blocks = [json.loads(line)["blocks"] for line in tables.getvalue().splitlines()]
     for number, step in enumerate(expected):
@@ -130,6 +148,7 @@ def test_every_step_is_the_naive_one(variant: Variant, data: st.DataObject) -> N
         assert {name: got[number][name] for name in row} == row, f"step {number}"
         assert blocks[number] == step.tables, f"step {number}"
     assert len(got) == len(expected)
+    _check_requests(request_table(result.recorder).to_pylist(), naive)
 
 
 @pytest.mark.parametrize("variant", [PAGED, PREFIX], ids=str)
@@ -140,7 +159,8 @@ def test_runs_of_steps_are_the_naive_steps(variant: Variant, data: st.DataObject
     config, records = data.draw(scenarios(variant))
     simulation = Simulation(config, _trace(records))
     result = simulation.run(simulation.allocator.check_integrity)
-    expected = _naive(config, records)
+    naive = _naive(config, records)
+    expected = naive.steps
     assert result.recorder.num_steps == len(expected)
     for run in step_table(result.recorder).to_pylist():
         steps = expected[run["step"] : run["step"] + run["num_steps"]]
@@ -155,10 +175,4 @@ def test_runs_of_steps_are_the_naive_steps(variant: Variant, data: st.DataObject
         assert not any(step.finished for step in steps[:-1])
         assert sum(len(step.preempted) for step in steps) == run["num_preempted"]
         assert sum(step.cache[1] for step in steps) == run["prefix_cache_hits"]
-    ends = {name: step.time for step in expected for name in step.finished}
-    finished = {
-        row["request_id"]: row["finish_step"] for row in request_table(result.recorder).to_pylist()
-    }
-    for number, step in enumerate(expected):
-        for name in step.finished:
-            assert finished[name] == number, ends
+    _check_requests(request_table(result.recorder).to_pylist(), naive)

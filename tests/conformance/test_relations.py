@@ -5,6 +5,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.config import RunConfig
+from sim.result_tables import expand, step_table
+from sim.simulation import Simulation
+from sim.totals import COUNTS
 from tests.checked import Row, plain_run, replay, requests_of, steps_of
 from tests.strategies import (
     PAGED,
@@ -19,7 +22,7 @@ from tests.strategies import (
     smallest_pool,
     traces,
 )
-from workloads.record import RequestRecord, Segment, Trace, build_trace
+from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
 
 random_runs = settings(
     max_examples=40,
@@ -59,6 +62,30 @@ def test_prefix_sharing_without_anything_to_share_is_paging(data: st.DataObject)
     ):
         assert paged["kv_cached_slots"] == 0
         assert paged["kv_free_slots"] == shared["kv_cached_slots"] + shared["kv_free_slots"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
+@settings(random_runs, max_examples=25)
+@given(data=st.data())
+def test_runs_of_steps_are_single_steps(variant: Variant, data: st.DataObject) -> None:
+    """Decided several at a time or one by one: the same steps, requests, counts and averages."""
+    config, trace = data.draw(configs(variant)), data.draw(traces())
+    runs, steps = (Simulation(config, trace, single_step=single).run() for single in (False, True))
+    assert requests_of(runs) == requests_of(steps)
+    expected = expand(step_table(steps.recorder)).to_pydict()
+    for name, column in expand(step_table(runs.recorder)).to_pydict().items():
+        assert column == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+    got, want = runs.recorder.totals, steps.recorder.totals
+    for name in (*COUNTS, "num_steps", "duration_ps", "waiting_time", "max_held_slots"):
+        assert getattr(got, name) == getattr(want, name), name
+    assert got.running_time == pytest.approx(want.running_time, rel=1e-9)
+    for state, slot_time in want.slot_time.items():
+        assert got.slot_time[state] == pytest.approx(slot_time, rel=1e-9, abs=1), state
+    # Every token but the first comes a gap after the one before.
+    served = [row for row in requests_of(steps) if row["refused"] is None]
+    assert got.inter_token.count == sum(row["num_output_tokens"] - 1 for row in served)
+    decoding = sum(row["finish_time"] - row["first_token_time"] for row in served) * PS_PER_S
+    assert got.inter_token.mean_ps * got.inter_token.count == pytest.approx(decoding, rel=1e-9)
 
 
 @random_runs

@@ -17,7 +17,7 @@ LAYERS = (
     ("hardware", "models"),
     ("kv_spec", "timing"),
     ("allocators", "totals"),
-    ("scheduler_output", "options"),
+    ("scheduler_output", "options", "refusal"),
     ("scheduler",),
     ("settings",),
     ("metrics",),

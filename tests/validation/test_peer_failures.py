@@ -333,6 +333,11 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(f"{POOL} --allocator reserve-max", "", "--watermark 0.5", ("steps",)),
         Refused("--watermark 1", 2, "--watermark: expected"),
     ],
+    "async_scheduling": [
+        Effect(POOL, "", "--async-scheduling", ("steps", "requests")),
+        Effect(f"{POOL} --allocator reserve-max", "", "--async-scheduling", ("steps",)),
+        Effect(POOL, "--async-scheduling", "--no-async-scheduling", ("steps", "duration")),
+    ],
     "step_time": [
         Effect(POOL, "", "--step-time constant:0.5", ("steps", "duration", "timing")),
         Effect(POOL, "", "--step-time linear:0.5,0.001,0", ("steps", "timing")),

@@ -48,14 +48,17 @@ def read_profile(
     gpu_spec = get_gpu(gpu or str(meta.get("hardware")))
     ranked = meta_path / f"tp{tensor_parallel_size}"
     data = ranked if ranked.is_dir() else folder
-    dtype = _DTYPES.get(str(meta.get("variant")), "bfloat16")
-    engine = meta.get("engine_effective") or {}
+    weights, _, cache = str(meta.get("variant")).partition("-kv")
+    dtype = _DTYPES.get(weights, "bfloat16")
     notes: list[str] = []
-    kernel = {"kernel": "vllm", "dtype": dtype, "kv_dtype": dtype}
+    kernel = {"kernel": "vllm", "dtype": dtype, "kv_dtype": _DTYPES.get(cache, dtype)}
     rows = [
-        *_attention(data, spec, tensor_parallel_size, int(engine.get("block_size", 16)), notes),
+        *_attention(
+            data, spec, tensor_parallel_size, _block_size(meta, tensor_parallel_size), notes
+        ),
         *_layers(data, meta_path, notes),
         *_experts(data, spec, tensor_parallel_size),
+        *(_experts(meta_path / "tp1", spec, 1) if not (data / "moe.csv").is_file() else ()),
         *_collectives(meta_path),
     ]
     info = TableInfo(
@@ -75,6 +78,13 @@ def read_profile(
         notes=tuple(notes),
     )
     return make_table(info, [kernel | row for row in rows], plain(str(data)))
+
+
+def _block_size(meta: dict[str, Any], tp: int) -> int:
+    """Answer the block size that the profiled engine ended up with, which some backends raise."""
+    resolved = ((meta.get("engine_resolved") or {}).get("per_tp") or {}).get(str(tp)) or {}
+    asked = meta.get("engine_effective") or {}
+    return int(resolved.get("block_size") or asked.get("block_size") or 16)
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -225,7 +235,11 @@ def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
 
 
 def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
-    """Answer the rows of whole expert blocks, router included."""
+    """Answer the rows of whole expert blocks, router included.
+
+    Experts of expert-parallel ranks (``ep``) are whole, whatever *tp*: they are measured once, in
+    ``tp1``. Rows of one rank of 1 have n of that rank, and match no other.
+    """
     path = data / "moe.csv"
     if not path.is_file():
         return
