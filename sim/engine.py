@@ -5,9 +5,9 @@ decide a step or a run of them (vLLM 0.33.0, ``v1/engine/core.py``, ``step``), a
 clock only where an arrival may be seen. Time is an integer number of ticks, so that an arrival and
 the end of a step are at the same instant exactly or not at all.
 
-Under asynchronous scheduling (``step_with_batch_queue``, a queue of two) step k + 1 is decided when
-step k starts: of the requests that arrive while it runs, the first step that they can join is k + 2.
-An idle engine decides two steps when a request arrives.
+Under asynchronous scheduling (``step_with_batch_queue``, a queue of two) step k + 1 is decided as
+step k starts: the first step that a request which arrives while k runs can join is k + 2. An idle
+engine decides two steps when a request arrives.
 """
 
 from collections.abc import Callable, Generator

@@ -76,9 +76,9 @@ class TableAttention:
         self._warm_tokens = warm_tokens
         self._decode = _Grid(table.where(op="decode_attention"), ("batch", "context"))
         one = table.where(op="prefill_attention", batch=1)
-        self._prefill = _Grid(one, ("query_len", "query_context"))
+        self._prefill = _Grid(one, ("query_len", "query_context"), fill=(1, 0))
         names = ("batch", "context", "query_len", "query_context")
-        self._mixed = _Grid(table.where(op="mixed_attention"), names)
+        self._mixed = _Grid(table.where(op="mixed_attention"), names, fill=(1, 3, 2, 0))
         self._segments: dict[int, list[Segment]] = {}
         self.covers = "; ".join(
             f"{what}: {grid.covers}"
@@ -191,12 +191,17 @@ def _mixed(low: FloatArray, high: FloatArray, weight: float) -> FloatArray:
 class _Grid:
     """Times over the product of some sizes; NaN where nothing was measured.
 
+    Holes between neighbours are filled along the axes *fill*, one after the other: a table may be
+    the union of two grids.
+
     Attributes:
         knots: of each axis, ascending.
         times: in picoseconds, one dimension an axis.
     """
 
-    def __init__(self, table: TimingTable, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, table: TimingTable, names: tuple[str, ...], fill: tuple[int, ...] = ()
+    ) -> None:
         columns = [table.columns[name] for name in names]
         axes = [np.unique(column, return_inverse=True) for column in columns]
         self.names = names
@@ -205,6 +210,8 @@ class _Grid:
         )
         self.times = np.full([len(axis) for axis, _ in axes], np.nan)
         self.times[tuple(place for _, place in axes)] = table.columns["latency_us"] * PS_PER_US
+        for axis in fill if len(table) else ():
+            self.times = np.apply_along_axis(_filled, axis, self.times, axes[axis][0])
 
     def __bool__(self) -> bool:
         return bool(self.knots)
@@ -226,6 +233,13 @@ class _Grid:
                 return None
             times = _between(times, place)
         return times
+
+
+def _filled(times: FloatArray, knots: FloatArray) -> FloatArray:
+    known = np.isfinite(times)
+    if known.sum() < 2:
+        return times
+    return np.interp(knots, knots[known], times[known], left=np.nan, right=np.nan)
 
 
 def _between(times: npt.NDArray[np.float64], place: Bracket) -> npt.NDArray[np.float64]:

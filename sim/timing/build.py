@@ -279,7 +279,7 @@ class _Builder:
     def _from_table(self, table: TimingTable, call: Call) -> Cost | None:
         cost: Cost | None = None
         rows = table.where(op=call.op)
-        if call.op == "all_reduce":
+        if call.bytes_per_token:
             rows = rows.where(num_gpus=self._deployment.tensor_parallel_size)
             if len(rows):
                 cost = transfer_of(rows, call.bytes_per_token)
@@ -297,12 +297,14 @@ class _Builder:
         return cost
 
     def _from_fits(self, call: Call) -> Cost | None:
-        if not call.n and call.op != "all_reduce":
+        if not call.n and not call.bytes_per_token:
             return None
         fits = self._needed_fits(call.op)
         num_bytes = dtype_bytes(self._model)
-        if call.op == "all_reduce":
-            return fits.all_reduce(self._deployment.tensor_parallel_size, call.bytes_per_token)
+        if call.bytes_per_token:
+            return fits.collective(
+                call.op, self._deployment.tensor_parallel_size, call.bytes_per_token
+            )
         if call.op == "moe":
             return fits.experts(self._experts, call.k, num_bytes)
         return fits.gemm(call.n, call.k, num_bytes)

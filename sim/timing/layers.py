@@ -119,7 +119,7 @@ def calls_of(
     """Answer every kernel of a step but attention and routed experts' shapes (`expert_shape`).
 
     Names are vLLM's. The rows of the embedding that a step looks up are all-reduced once, each
-    layer's attention and MLP outputs once each. The gather of the logits is left out.
+    layer's attention and MLP outputs once each; the logits of every rank are gathered.
     """
     tp, layers, hidden = tensor_parallel_size, model.num_hidden_layers, model.hidden_size
     calls = [
@@ -135,7 +135,11 @@ def calls_of(
     ]
     if tp > 1:
         size = hidden * dtype_bytes(model)
-        calls.append(Call("all-reduce", "all_reduce", 2 * layers + 1, bytes_per_token=size))
+        logits = padded_vocab_size(model) // tp * dtype_bytes(model)
+        calls += [
+            Call("all-reduce", "all_reduce", 2 * layers + 1, bytes_per_token=size),
+            Call(PER_SEQUENCE, "all_gather", 1, bytes_per_token=logits),
+        ]
     return [call for call in calls if call.launches]
 
 

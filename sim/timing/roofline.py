@@ -103,9 +103,9 @@ class Experts:
 
 
 class Transfer:
-    """The time of an all-reduce, by tokens: t0 + bytes / bandwidth."""
+    """The time of a collective, by tokens: t0 + bytes / bandwidth."""
 
-    def __init__(self, t0_us: float, bandwidth: float, bytes_per_token: int) -> None:
+    def __init__(self, t0_us: float, bandwidth: float, bytes_per_token: float) -> None:
         """Take latency, and bytes of message a second."""
         self._t0_ps = t0_us * PS_PER_US
         self._token_ps = bytes_per_token * PS_PER_S / bandwidth
@@ -161,8 +161,11 @@ class Fits:
         fit = self._fit["moe" if self.has("moe") else "gemm"]
         return Experts(Roofline(fit, self._gpu), shape, hidden_size, num_bytes)
 
-    def all_reduce(self, num_gpus: int, bytes_per_token: int) -> Transfer:
-        """Answer the time of an all-reduce over *num_gpus*.
+    def collective(self, op: str, num_gpus: int, bytes_per_token: int) -> Transfer:
+        """Answer the time of an all-reduce or all-gather over *num_gpus*.
+
+        A ring moves 2 (N - 1) / N of a message that is reduced, and N - 1 times one that is
+        gathered: as much as of a reduced one N / 2 times as long.
 
         Raises:
             ConfigError: none was measured for that many.
@@ -175,7 +178,8 @@ class Fits:
                 f"--tensor-parallel-size {num_gpus}: no all-reduce is fitted for {num_gpus} "
                 f"{self._gpu.name}, only for: {known}; choose one, or a --timing-table that has it"
             )
-        return Transfer(fit["t0_us"], fit["bandwidth"], bytes_per_token)
+        share = num_gpus / 2 if op == "all_gather" else 1
+        return Transfer(fit["t0_us"], fit["bandwidth"], share * bytes_per_token)
 
     def attention(
         self, shape: AttentionShape, num_bytes: float, kv_bytes: float, decode_factor: float

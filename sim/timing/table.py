@@ -83,6 +83,7 @@ OPERATIONS: dict[str, Operation] = {
         ("kernel", "dtype", "n", "k", "num_experts", "top_k"), ("num_tokens", "num_active_experts")
     ),
     "all_reduce": Operation(("kernel", "dtype", "num_gpus"), ("message_bytes",)),
+    "all_gather": Operation(("kernel", "dtype", "num_gpus"), ("message_bytes",)),
     **{op: Operation(_LAYER, ("num_tokens",)) for op in LAYER_OPS},
 }
 """Every operation.
@@ -93,7 +94,7 @@ mixed_attention: one chunk of *query_len* behind *query_context* in one call wit
 MLA is attention with one kv head of kv_lora_rank + qk_rope_head_dim elements.
 gemm: [num_tokens, k] x [k, n]. moe: all experts of a layer, n wide inside, k outside, of which the
 tokens touch *num_active_experts* (0: as many as uniform routing makes likely).
-all_reduce: *message_bytes* on each of *num_gpus*.
+all_reduce, all_gather: *message_bytes* come from each of *num_gpus*.
 History is what is in the cache before the step."""
 
 

@@ -7,12 +7,11 @@ with experts, ``moe.csv``: CUDA kernel times in microseconds, of one layer of on
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from sim.errors import ConfigError, FileError
@@ -24,6 +23,10 @@ from workloads.errors import plain
 
 _SOURCE = "LLMServingSim profile, github casys-kaist/LLMServingSim"
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+_KEYED_ATTENTION = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode", "time_us")
+"""Of newer profiles: a key is the history and half the chunk, what a query attends on average."""
+
+_HISTORIES = (0, *(2**k for k in range(4, 18)))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 
 Row = dict[str, Any]
@@ -135,7 +138,7 @@ def _numbers(path: Path, line: int, record: dict[str, str], names: tuple[str, ..
 def _attention(
     data: Path, model: ModelSpec, tp: int, block_size: int, notes: list[str]
 ) -> Iterator[Row]:
-    """Answer decodes, chunks, and chunks with decodes; the grid of the last made whole."""
+    """Answer decodes, chunks, and chunks with decodes, these drawn on to more decodes."""
     shape = attention_shape(model, tp)
     identity = {
         "num_heads": shape.num_heads,
@@ -143,72 +146,103 @@ def _attention(
         "head_dim": shape.head_dim,
         "block_size": block_size,
     }
-    path = data / "attention.csv"
-    mixed: list[list[float]] = []
-    decode_batches: set[float] = set()
-    for line, record in _records(path, _ATTENTION):
-        chunk, before, batch, context, time = _numbers(path, line, record, _ATTENTION)
-        if batch and chunk:
-            mixed.append([batch, context, chunk, before, time])
-            continue
-        row = identity | {"latency_us": time, "batch": int(batch or 1)}
-        if batch:
-            decode_batches.add(batch)
-            yield row | {"op": "decode_attention", "query_len": 1, "context": int(context)}
+    mixed: dict[_Shot, float] = {}
+    batches: set[int] = set()
+    for shot, time in _shots(data / "attention.csv", notes):
+        row = identity | {"latency_us": time, "batch": shot.batch or 1}
+        if shot.batch and shot.chunk:
+            mixed[shot] = time
+        elif shot.batch:
+            batches.add(shot.batch)
+            yield row | {"op": "decode_attention", "query_len": 1, "context": shot.context}
         else:
-            sizes = {"query_len": int(chunk), "query_context": int(before)}
+            sizes = {"query_len": shot.chunk, "query_context": shot.before}
             yield row | {"op": "prefill_attention", **sizes}
-    num_filled = 0
-    for sizes_of_row, time, is_measured in _whole(np.array(mixed), decode_batches):
-        batch, context, chunk, before = sizes_of_row
-        num_filled += not is_measured
-        yield identity | {
-            "op": "mixed_attention",
-            "batch": int(batch),
-            "context": int(context),
-            "query_len": int(chunk),
-            "query_context": int(before),
-            "latency_us": time,
-            "provenance": "measured" if is_measured else "fitted",
-        }
-    if num_filled:
-        notes.append(f"{num_filled} rows of mixed_attention filled in between or beyond neighbours")
+    more = _drawn_on(mixed, batches)
+    if more:
+        notes.append(f"{len(more)} rows of mixed_attention with more decodes than were measured")
+    for shots, provenance in ((mixed, "measured"), (more, "fitted")):
+        for shot, time in shots.items():
+            yield identity | {
+                "op": "mixed_attention",
+                "batch": shot.batch,
+                "context": shot.context,
+                "query_len": shot.chunk,
+                "query_context": shot.before,
+                "latency_us": time,
+                "provenance": provenance,
+            }
 
 
-def _whole(
-    rows: npt.NDArray[np.float64], decode_batches: set[float]
-) -> Iterator[tuple[tuple[float, ...], float, bool]]:
-    """Answer every combination of the sizes of *rows*, with its time and whether it was measured.
+class _Shot(NamedTuple):
+    """One call: *batch* decodes behind *context* each, a *chunk* behind *before* tokens."""
 
-    Holes are filled linearly between neighbours on one axis after the other. The number of decodes
-    ends at half of what decodes alone were measured for: a profiler cannot run max_num_seqs decodes
-    and a chunk. The line through the last two is drawn on to there.
+    batch: int
+    context: int
+    chunk: int
+    before: int
+
+
+def _shots(path: Path, notes: list[str]) -> Iterator[tuple[_Shot, float]]:
+    """Answer the calls of ``attention.csv`` and their times in microseconds."""
+    columns = _ATTENTION
+    keyed: dict[_Shot, list[tuple[float, float]]] = {}
+    for line, record in _records(path, ("prefill_chunk", "n_decode", "kv_decode", "time_us")):
+        if "prefill_key" in record:
+            columns = _KEYED_ATTENTION
+        elif "kv_prefill" not in record:
+            raise ConfigError(f"{plain(str(path))}: no column kv_prefill or prefill_key")
+        if (
+            record.get("layer", "attention") != "attention"
+            or record.get("decode_q_len", "1") != "1"
+        ):
+            continue  # of layers that are not full attention, and of speculative decoding
+        chunk, key, batch, context, time = _numbers(path, line, record, columns)
+        shot = _Shot(int(batch), int(context), int(chunk), int(key))
+        if columns is _ATTENTION or not chunk:
+            yield shot, time
+        elif key >= chunk / 2:  # else of several short prompts
+            keyed.setdefault(shot._replace(before=0), []).append((key - chunk / 2, time))
+    if keyed:
+        notes.append("keys of chunks are means over their queries: brought to equal histories")
+    for shot, points in keyed.items():
+        yield from _at_equal_histories(shot, points)
+
+
+def _at_equal_histories(
+    shot: _Shot, points: list[tuple[float, float]]
+) -> Iterator[tuple[_Shot, float]]:
+    """Answer *points* (history, time) of a chunk at `_HISTORIES`; the line is drawn on to 0."""
+    points.sort()
+    if len(points) > 1 and points[0][0] > 0:
+        (first, time), (second, other) = points[:2]
+        points.insert(0, (0.0, max(time - first * (other - time) / (second - first), time / 2)))
+    histories, times = zip(*points, strict=True)
+    for history in _HISTORIES:
+        if histories[0] <= history <= histories[-1]:
+            time = float(np.interp(history, histories, times))
+            yield shot._replace(before=history), time
+
+
+def _drawn_on(mixed: Mapping[_Shot, float], batches: set[int]) -> dict[_Shot, float]:
+    """Answer chunks beside more decodes than were measured, as many as decodes alone were.
+
+    A profiler cannot run max_num_seqs decodes and a chunk. The line through the last two numbers
+    of decodes is drawn on to at most twice the last.
     """
-    if not len(rows):
-        return
-    axes = [np.unique(rows[:, column]) for column in range(4)]
-    more = [batch for batch in sorted(decode_batches) if axes[0][-1] < batch <= 2 * axes[0][-1]]
-    places = [np.searchsorted(axis, rows[:, column]) for column, axis in enumerate(axes)]
-    axes[0] = np.append(axes[0], more)
-    times = np.full([len(axis) for axis in axes], np.nan)
-    times[tuple(places)] = rows[:, 4]
-    measured = np.isfinite(times)
-    for axis in (1, 3, 2, 0):
-        times = np.apply_along_axis(_between, axis, times, axes[axis])
-    if len(axes[0]) - len(more) > 1:
-        for place in range(len(axes[0]) - len(more), len(axes[0])):
-            step = (axes[0][place] - axes[0][place - 1]) / (axes[0][place - 1] - axes[0][place - 2])
-            times[place] = times[place - 1] + step * (times[place - 1] - times[place - 2])
-    for index in np.argwhere(np.isfinite(times)):
-        sizes = tuple(float(axis[place]) for axis, place in zip(axes, index, strict=True))
-        yield sizes, float(times[tuple(index)]), bool(measured[tuple(index)])
-
-
-def _between(times: npt.NDArray[np.float64], knots: npt.NDArray[np.float64]) -> Any:
-    known = np.isfinite(times)
-    if known.sum() < 2:
-        return times
-    return np.interp(knots, knots[known], times[known], left=np.nan, right=np.nan)
+    measured = sorted({shot.batch for shot in mixed})
+    if len(measured) < 2:
+        return {}
+    before, last = measured[-2:]
+    return {
+        shot._replace(batch=batch): time + (batch - last) / (last - before) * (time - earlier)
+        for batch in sorted(batches)
+        if last < batch <= 2 * last
+        for shot, time in mixed.items()
+        if shot.batch == last
+        and (earlier := mixed.get(shot._replace(batch=before))) is not None
+        and time >= earlier
+    }
 
 
 def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
@@ -261,22 +295,16 @@ def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
 
 
 def _collectives(meta_path: Path) -> Iterator[Row]:
-    """Answer the all-reduces in the nearest ``hardware.yaml`` above the profile, if any."""
-    path = next(
-        (
-            p / "hardware.yaml"
-            for p in (meta_path, *meta_path.parents[:4])
-            if (p / "hardware.yaml").is_file()
-        ),
-        None,
-    )
+    """Answer the collectives in the nearest ``hardware.yaml`` above the profile, if any."""
+    folders = (meta_path, *meta_path.parents[:4])
+    path = next((p for f in folders if (p := f / "hardware.yaml").is_file()), None)
     if path is None:
         return
     link = (_yaml(path).get("measured") or {}).get("interconnect") or {}
     for sample in link.get("samples") or ():
-        if sample.get("collective") == "all_reduce":
+        if sample.get("collective") in {"all_reduce", "all_gather"}:
             yield {
-                "op": "all_reduce",
+                "op": sample["collective"],
                 "num_gpus": int(link["npus"]),
                 "message_bytes": int(sample["bytes"]),
                 "latency_us": float(sample["us"]),
