@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from sim.errors import CapacityError, ConfigError, FileError
+from sim.errors import CapacityError, ConfigError, FileError, TimingRangeError
 from workloads.errors import TraceError
 
 
@@ -59,6 +59,7 @@ def _refusal(error: Exception) -> tuple[int, str]:
     """Answer exit code and message: 2 for wrong usage, 1 for what cannot be done."""
     if isinstance(error, OSError):
         return 1, f"{error.filename or 'standard output'}: {error.strerror or error}"
-    if isinstance(error, ConfigError) and not isinstance(error, CapacityError | FileError):
+    cannot = CapacityError | FileError | TimingRangeError
+    if isinstance(error, ConfigError) and not isinstance(error, cannot):
         return 2, str(error)
     return 1, str(error)

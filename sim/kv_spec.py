@@ -110,14 +110,20 @@ def kv_element_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> int:
     return KV_DTYPE_BYTES[kv_cache_dtype]
 
 
-def _uneven(model: ModelSpec, tensor_parallel_size: int) -> str | None:
+def _uneven(
+    model: ModelSpec, tensor_parallel_size: int, enable_expert_parallel: bool
+) -> str | None:
     """Answer what of *model* cannot be shared equally by that many GPUs; None if all can."""
     tp, kv_heads = tensor_parallel_size, model.num_key_value_heads
     shared = {
         "attention heads": model.num_attention_heads,
         "rows of the padded vocabulary": padded_vocab_size(model),
         "columns of the MLP": model.intermediate_size if model.has_dense_layers else 0,
-        "columns of an expert": model.moe_intermediate_size,
+        **(
+            {"experts": model.num_experts}
+            if enable_expert_parallel
+            else {"columns of an expert": model.moe_intermediate_size}
+        ),
         "columns of the shared experts": model.shared_expert_intermediate_size,
     }
     for what, number in shared.items():
@@ -128,7 +134,9 @@ def _uneven(model: ModelSpec, tensor_parallel_size: int) -> str | None:
     return None
 
 
-def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
+def check_tensor_parallel(
+    model: ModelSpec, tensor_parallel_size: int, *, enable_expert_parallel: bool = False
+) -> None:
     """Check that *model* can be shared equally by *tensor_parallel_size* GPUs, as vLLM does.
 
     vLLM 0.33.0 refuses heads in ``config/model.py`` and ``QKVParallelLinear``, every other matrix
@@ -139,10 +147,12 @@ def check_tensor_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
     """
     if tensor_parallel_size < 1:
         raise ConfigError(f"--tensor-parallel-size {tensor_parallel_size}: expected at least 1")
-    uneven = _uneven(model, tensor_parallel_size)
+    uneven = _uneven(model, tensor_parallel_size, enable_expert_parallel)
     if uneven is not None:
         sizes = range(1, model.num_attention_heads + 1)
-        fitting = ", ".join(str(size) for size in sizes if _uneven(model, size) is None)
+        fitting = ", ".join(
+            str(size) for size in sizes if _uneven(model, size, enable_expert_parallel) is None
+        )
         raise ConfigError(
             f"--tensor-parallel-size {tensor_parallel_size}: {model.name} has {uneven} "
             f"that cannot be shared equally by {tensor_parallel_size} GPUs; "
@@ -297,7 +307,7 @@ def size_kv_pool(
 
     Raises:
         ConfigError: a setting out of its range, *max_model_len* beyond the model's, a model that
-            cannot be shared by *tensor_parallel_size* GPUs, a model or GPU that is needed and
+            a model or GPU that is needed and
             missing, or memory in which nothing is left for the KV cache.
     """
     for flag, value in (
@@ -312,8 +322,6 @@ def size_kv_pool(
             f"--max-model-len {max_model_len} is beyond {model.name}: "
             f"expected at most its max_position_embeddings {model.max_position_embeddings}"
         )
-    if model is not None:
-        check_tensor_parallel(model, tensor_parallel_size)
     if num_gpu_blocks_override is not None:
         return _pool_of_blocks(num_gpu_blocks_override, block_size, tensor_parallel_size)
     if model is None:

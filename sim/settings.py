@@ -9,7 +9,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from sim.config import (
 )
 from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
-from sim.models import get_model
+from sim.models import ModelSpec, get_model
 from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
 
@@ -161,6 +161,7 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     spec = get_model(model.model)
     if spec.note:
         notes.append(f"--model {spec.name}: {spec.note}")
+    notes += _idle_settings(values, given, spec)
     if model.max_model_len is None:
         model = msgspec.structs.replace(model, max_model_len=spec.max_position_embeddings)
     assert model.max_model_len is not None
@@ -263,6 +264,26 @@ def _note_overridden(given: Mapping[str, Given], notes: list[str]) -> None:
     ways = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     present = [given[way] for way in ways if way in given]
     notes += [f"{loser.shown} has no effect: {present[0].shown} wins" for loser in present[1:]]
+
+
+def _idle_settings(
+    values: Mapping[str, Any], given: Mapping[str, Given], model: ModelSpec
+) -> Iterator[str]:
+    """Say which settings of kernels and of ranks change nothing of this run."""
+    step_time = values.get("step_time", "roofline")
+    for name in ("timing_fallback", "host_overhead", "enforce_eager"):
+        if name not in given or not values[name]:
+            continue
+        if step_time != "roofline":
+            yield f"{given[name].shown} has no effect: --step-time {step_time} knows no kernels"
+        elif name == "timing_fallback" and "timing_table" not in given:
+            yield f"{given[name].shown} has no effect without --timing-table"
+    if values.get("enable_expert_parallel"):
+        shown = given["enable_expert_parallel"].shown
+        if not model.is_moe:
+            yield f"{shown} has no effect: {model.name} has no experts"
+        elif values.get("tensor_parallel_size", 1) == 1:
+            yield f"{shown} has no effect on one GPU"
 
 
 def _complete(scheduler: SchedulerConfig, gpu: GpuSpec, max_model_len: int) -> SchedulerConfig:

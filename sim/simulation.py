@@ -70,7 +70,11 @@ class Simulation:
         assert model.max_model_len is not None, "resolved"
         assert scheduler.max_num_seqs is not None, "resolved"
         model_spec, gpu_spec = get_model(model.model), get_gpu(model.gpu)
-        check_tensor_parallel(model_spec, model.tensor_parallel_size)
+        check_tensor_parallel(
+            model_spec,
+            model.tensor_parallel_size,
+            enable_expert_parallel=model.enable_expert_parallel,
+        )
         pool = size_kv_pool(
             model_spec if cache.num_gpu_blocks_override is None else None,
             gpu_spec,

@@ -221,9 +221,8 @@ def test_weights_of_all_gpus_are_the_weights_and_the_copies(name: str) -> None:
 def test_a_model_that_cannot_be_shared_equally_is_refused(
     name: str, tensor_parallel_size: int, message: str
 ) -> None:
-    for settings in ({}, {"num_gpu_blocks_override": 20}):
-        with pytest.raises(ConfigError, match=re.escape(message)):
-            pool_of(name, "H100", tensor_parallel_size=tensor_parallel_size, **settings)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_tensor_parallel(get_model(name), tensor_parallel_size)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +241,14 @@ def test_every_width_has_to_be_shared(change: dict[str, int], what: str | None) 
     else:
         with pytest.raises(ConfigError, match=what):
             check_tensor_parallel(model, 8)
+
+
+def test_whole_experts_are_shared_by_their_number() -> None:
+    model = msgspec.structs.replace(get_model("DeepSeek-V3"), moe_intermediate_size=2049)
+    check_tensor_parallel(model, 8, enable_expert_parallel=True)
+    odd = msgspec.structs.replace(model, num_experts=255)
+    with pytest.raises(ConfigError, match="255 experts that cannot be shared"):
+        check_tensor_parallel(odd, 8, enable_expert_parallel=True)
 
 
 def test_a_refusal_for_memory_speaks_of_one_of_the_gpus() -> None:

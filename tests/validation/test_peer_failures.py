@@ -13,6 +13,7 @@ import pytest
 
 from sim.cli import main
 from sim.options import settings
+from sim.timing.table import save
 from tests.checked import Row, plain_run, replay, requests_of, steps_of
 from tests.strategies import (
     PAGED,
@@ -24,6 +25,7 @@ from tests.strategies import (
     random_trace,
     smallest_pool,
 )
+from tests.timing_tables import chunks, decodes, layers, table
 from workloads.record import Segment
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
@@ -205,6 +207,7 @@ class Refused(NamedTuple):
 
 POOL = "--max-model-len 128 --num-gpu-blocks-override 20 --step-time constant:0.001"
 CARD = "--max-model-len 128 --step-time constant:0.001"
+KERNELS = "--max-model-len 128 --num-gpu-blocks-override 20 --gpu A100-40"
 
 SETTINGS: dict[str, list[Effect | Refused]] = {
     "trace": [
@@ -343,6 +346,54 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(POOL, "", "--step-time linear:0.5,0.001,0", ("steps", "timing")),
         Refused("--step-time fast", 2, "--step-time 'fast' is unknown"),
     ],
+    "tensor_parallel_size": [
+        Effect(CARD, "", "--tensor-parallel-size 2", ("num_gpu_blocks", "kv_pool")),
+        Effect(f"{KERNELS} --gpu H100", "", "--tensor-parallel-size 2", ("duration", "steps")),
+        Refused(f"{POOL} --tensor-parallel-size 3", 2, "32 attention heads that cannot be shared"),
+    ],
+    "kv_cache_dtype": [
+        Effect(CARD, "", "--kv-cache-dtype fp8", ("num_gpu_blocks", "kv_pool")),
+        Effect(f"{KERNELS} --gpu H100", "", "--kv-cache-dtype fp8", ("duration", "steps")),
+        Refused("--kv-cache-dtype fp4", 2, "did you mean 'fp8'"),
+    ],
+    "enable_expert_parallel": [
+        Effect(
+            f"{POOL} --model Qwen3-30B-A3B --gpu H100 -tp 2 --step-time roofline",
+            "",
+            "--enable-expert-parallel",
+            ("duration",),
+        ),
+        Refused(f"{POOL} --enable-expert-parallel", 0, "Llama-3.1-8B has no experts"),
+        Refused(
+            f"{POOL} --model Qwen3-30B-A3B --enable-expert-parallel", 0, "no effect on one GPU"
+        ),
+    ],
+    "timing_table": [
+        Effect(KERNELS, "", "--timing-table {table}", ("steps", "timing")),
+        Refused("--timing-table {table} --step-time constant:1", 2, "has no effect on --step-time"),
+        Refused("--timing-table {table} --gpu H100", 2, "expected --gpu A100-40"),
+        Refused("--timing-table nowhere.parquet", 1, "nowhere.json"),
+    ],
+    "timing_fallback": [
+        Effect(
+            f"{KERNELS} --timing-table {{table}}",
+            "",
+            "--timing-fallback roofline",
+            ("config",),
+        ),
+        Refused(f"{KERNELS} --timing-table {{small}}", 1, "--timing-fallback roofline"),
+        Refused(f"{KERNELS} --timing-table {{small}} --timing-fallback roofline", 0, ""),
+        Refused(f"{KERNELS} --timing-fallback roofline", 0, "no effect without --timing-table"),
+    ],
+    "host_overhead": [
+        Effect(KERNELS, "", "--host-overhead 0.01", ("steps", "duration", "timing")),
+        Refused(f"{POOL} --host-overhead 0.01", 0, "--host-overhead 0.01 has no effect"),
+        Refused("--host-overhead -1", 2, "--host-overhead: expected"),
+    ],
+    "enforce_eager": [
+        Effect(KERNELS, "", "--enforce-eager", ("steps", "duration")),
+        Refused(f"{POOL} --enforce-eager", 0, "--enforce-eager has no effect"),
+    ],
     "output_dir": [
         Refused("--output-dir /dev/null/here", 1, "expected a folder that can be made"),
     ],
@@ -389,7 +440,7 @@ def _entries(kind: type) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def workloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Answer two traces that put pressure on 19 blocks, by the names that `SETTINGS` uses."""
+    """Answer two traces that put pressure on 19 blocks, and two timing tables, by name."""
     folder = tmp_path_factory.mktemp("workloads")
     paths = {}
     for name, salt in (("chats", 0), ("other", 1)):
@@ -401,6 +452,9 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             lines.append({"arrival_time": 0, "prompt": prompt, "output_len": 10 + 5 * row})
         paths[name] = str(folder / f"{name}.jsonl")
         Path(paths[name]).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    for name, batches in (("table", (1, 16)), ("small", (1, 2))):
+        paths[name] = str(folder / f"{name}.parquet")
+        save(table(decodes(batches=batches), chunks(), layers()), paths[name])
     return paths
 
 
