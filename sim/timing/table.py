@@ -270,8 +270,9 @@ def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
     path = Path(path)
     shown = f"{where} {plain(str(path))}".strip()
     _check_suffix(path, shown)
+    columns = read_columns(path, shown)
     info = read_info(sidecar(path), f"{where} {plain(str(sidecar(path)))}".strip())
-    return checked(TimingTable(info, read_columns(path, shown)), shown)
+    return checked(TimingTable(info, columns), shown)
 
 
 def _check_suffix(path: Path, shown: str) -> None:
