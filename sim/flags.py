@@ -64,15 +64,15 @@ class _Command(click.Command):
 _OUTPUT = ("-o", "--output")
 _TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
     "list": (
-        "List the GPUs that the roofline is fitted for, and every timing table in the folders "
-        "(default: kernels/tables of a source tree).",
+        "List fits and timing tables. Of fits every GPU, of tables those in the folders (default: "
+        "kernels/tables of a source tree).",
         [
             click.Argument(["folders"], nargs=-1, metavar="[FOLDER]..."),
             click.Option(["--json"], is_flag=True, help="Print JSON, not text."),
         ],
     ),
     "show": (
-        "Say what is in a timing table, and draw it; with --gpu and no table the fit of that GPU.",
+        "Say what is in a timing table, and draw it. With --gpu and no table: the fit of that GPU.",
         [
             click.Argument(["table"], required=False, metavar="[TABLE]"),
             click.Option(_OUTPUT, metavar="FILE", help="Chart to draw, .png or .svg."),

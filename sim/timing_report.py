@@ -10,7 +10,9 @@ import tabulate
 
 from sim.hardware import get_gpu
 from sim.tables import load_table
-from sim.timing.table import OPERATIONS, TimingTable
+from sim.timing.table import LAYER_OPS, OPERATIONS, TimingTable
+
+tabulate.MIN_PADDING = 0  # as in sim.comparison
 
 Row = dict[str, Any]
 
@@ -94,13 +96,20 @@ def listing(fits: Sequence[Row], tables: Sequence[Row]) -> str:
             row["provenance"],
             "\n".join(textwrap.wrap(_source(row), 30)),
             _lines([row["model"] and f"{row['model']}\ntp {row['tensor_parallel_size']}"]) or "-",
-            _lines(f"{op} {count:,}" for op, count in row["rows"].items()),
+            _lines(f"{op} {count:,}" for op, count in _grouped(row["rows"]).items()),
             row["date"][:10] or "-",
         ]
         for row in tables
     ]
     headers = ["table", "GPU", "provenance", "source", "model", "rows", "date"]
     return "\n".join([*parts, "", "Tables (--timing-table)", _text(shown, headers)])
+
+
+def _grouped(rows: dict[str, int]) -> dict[str, int]:
+    """Answer *rows* by operation with all layers in one."""
+    layers = {op: count for op, count in rows.items() if op in LAYER_OPS}
+    others = {op: count for op, count in rows.items() if op not in layers}
+    return others | ({f"{len(layers)} layers": sum(layers.values())} if layers else {})
 
 
 def _source(row: Row) -> str:
@@ -198,7 +207,8 @@ def _few(values: Any) -> str:
 
 def _range(rows: TimingTable, column: str) -> str:
     low, high = rows.columns[column].min(), rows.columns[column].max()
-    return f"{low:,.6g}" if low == high else f"{low:,.6g}-{high:,.6g}"
+    shown = [f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in (low, high)]
+    return "-".join(dict.fromkeys(shown))
 
 
 def fit_description(name: str) -> str:
@@ -228,7 +238,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(cells: Sequence[Sequence[str]], headers: Sequence[str], right: Sequence[int] = ()) -> str:
-    tabulate.MIN_PADDING = 0  # as in sim.comparison
     align = ["right" if column in right else "left" for column in range(len(headers))]
     return tabulate.tabulate(
         cells, headers, tablefmt="simple", colalign=align, disable_numparse=True

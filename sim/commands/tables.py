@@ -79,9 +79,15 @@ def _format_of(path: Path) -> object:
 
 
 def _table(path: str | Path) -> TimingTable:
-    """Answer the table in *path*, names as we spell them."""
+    """Answer the table in *path*, whose GPU and model are ours."""
     table = load(path, "")
-    return table._replace(info=named(table.info, plain(str(sidecar(Path(path))))))
+    where = plain(str(sidecar(Path(path))))
+    ours = named(table.info, where)
+    for key in ("gpu", "model"):
+        name, expected = getattr(table.info, key), getattr(ours, key)
+        if name != expected:
+            raise FileError(f"{where}: key {key}: {name!r}; expected {expected!r}")
+    return table
 
 
 def show(values: dict[str, Any]) -> int:

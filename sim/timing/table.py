@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sim.columns import Columns
 from sim.errors import ConfigError, FileError
 from sim.files import atomic, write_json
-from workloads.errors import did_you_mean, plain
+from workloads.errors import did_you_mean, nearest, plain
 
 TEXT_COLUMNS = ("op", "kernel", "dtype", "kv_dtype", "provenance")
 COUNT_COLUMNS = (
@@ -276,7 +276,11 @@ def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
 
 
 def _check_suffix(path: Path, shown: str) -> None:
-    """Refuse what has to be imported first, with how."""
+    """Refuse a file that is not there, and what has to be imported first, with how."""
+    if not path.exists():
+        siblings = [p.name for p in path.parent.glob("*.parquet")]
+        hint = nearest(path.name, siblings)
+        raise FileError(f"{shown}: no such file; {hint or 'expected a Parquet file'}".strip())
     if path.is_dir():
         raise ConfigError(
             f"{shown} is a folder; expected a Parquet file: kvsim tables import llmservingsim "
