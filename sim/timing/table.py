@@ -333,7 +333,7 @@ def read_columns(path: Path, shown: str) -> Columns:
     for name in COLUMNS:
         column = table.column(name)
         kinds = (
-            (pa.types.is_string, object, "text")
+            (_is_text, object, "text")
             if name in TEXT_COLUMNS
             else (pa.types.is_integer, np.int64, "whole numbers")
             if name in COUNT_COLUMNS
@@ -345,6 +345,12 @@ def read_columns(path: Path, shown: str) -> Columns:
             raise FileError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
         columns[name] = np.array(column.to_pylist(), dtype=dtype)
     return columns
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))  # pandas writes these
 
 
 def save(table: TimingTable, path: str | Path) -> None:
