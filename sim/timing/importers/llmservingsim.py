@@ -290,9 +290,8 @@ def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
     """Answer dense and per-sequence layers; what a rank's folder lacks is every rank's, in tp1."""
     for name, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
         seen: set[str] = set()
-        for path in dict.fromkeys((data / name, meta_path / "tp1" / name)):
-            if seen and not path.is_file():
-                continue
+        paths = list(dict.fromkeys((data / name, meta_path / "tp1" / name)))
+        for path in [path for path in paths if path.is_file()] or paths[:1]:
             found: set[str] = set()
             for record, (count,), time in _measurements(path, (size,), ("layer",)):
                 layer = record["layer"]
