@@ -278,8 +278,8 @@ def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
 def _check_suffix(path: Path, shown: str) -> None:
     """Refuse a file that is not there, and what has to be imported first, with how."""
     if not path.exists():
-        siblings = [p.name for p in path.parent.glob("*.parquet")]
-        hint = nearest(path.name, siblings)
+        siblings = [p.stem for p in path.parent.glob("*.parquet") if p.is_file()]
+        hint = nearest(path.stem, siblings)
         raise FileError(f"{shown}: no such file; {hint or 'expected a Parquet file'}".strip())
     if path.is_dir():
         raise ConfigError(

@@ -135,7 +135,7 @@ def _key(**changes: Any) -> Callable[[Path], object]:
         (_frame(lambda f: f.iloc[:0]), "no rows; expected at least one measurement"),
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), "expected a Parquet file"),
         (lambda path: path.write_bytes(b""), "expected a Parquet file"),
-        (lambda path: path.rename(path.with_name("tinny.parquet")), "did you mean 'tinny.parquet'"),
+        (lambda path: path.rename(path.with_name("tinny.parquet")), "did you mean 'tinny'?"),
         (lambda path: sidecar(path).unlink(), "tiny.json: No such file or directory; expected the"),
         (
             _text(b"{"),
