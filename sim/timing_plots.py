@@ -1,5 +1,6 @@
 """Charts of timing tables and fits: what was measured, what lies between, and what bounds it."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,8 +176,7 @@ def _one_shape(rows: TimingTable, heads: str | None, kernel: str | None) -> tupl
             )
         rows = rows.where(kernel=kernel)
     identity = OPERATIONS["decode_attention"].identity
-    every = list(zip(*(rows.columns[name].tolist() for name in identity), strict=True))
-    counts = {key: every.count(key) for key in set(every)}
+    counts = Counter(zip(*(rows.columns[name].tolist() for name in identity), strict=True))
     most = max(sorted(counts), key=lambda key: counts[key])
     rows = rows.where(**dict(zip(identity, most, strict=True)))
     shown = dict(zip(identity, most, strict=True))
@@ -302,7 +302,8 @@ def _table_curves(table: TimingTable) -> Curves:
         rows = table.where(op="gemm")
         for kernel, dtype in rows.distinct("kernel", "dtype")[:1]:
             of_kernel = rows.where(kernel=kernel, dtype=dtype)
-            for n, k in of_kernel.distinct("n", "k"):
+            largest = sorted(of_kernel.distinct("n", "k"), key=lambda shape: -shape[0] * shape[1])
+            for n, k in largest[:MAX_LAYERS]:
                 curves[f"gemm {n} x {k}"] = _curve(of_kernel.where(n=n, k=k))
     return _longest(curves)
 
