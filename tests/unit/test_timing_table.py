@@ -65,7 +65,7 @@ def test_rows_by_value() -> None:
     ("rows", "message"),
     [
         ([], "x: no rows; expected at least one measurement"),
-        ([decode(1, 16, 1.0) | {"op": "decode"}], "unknown operation 'decode'; did you mean 'deco"),
+        ([decode(1, 16, 1.0) | {"op": "gem"}], "unknown operation 'gem'; did you mean 'gemm'"),
         ([decode(-1, 16, 1.0)], "x: column batch, row 1: -1; expected 0 or more"),
         ([decode(1, 16, 0.0)], "x: column latency_us, row 1: 0.0; expected more than 0"),
         ([decode(1, 16, 1.0), decode(2, 16, -3.0)], "column latency_us, row 2: -3.0; expected"),
