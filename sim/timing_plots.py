@@ -1,5 +1,6 @@
 """Charts of timing tables and fits: what was measured, what lies between, and what bounds it."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from sim.errors import ConfigError, FileError
 from sim.files import atomic
 from sim.gaps import FloatArray
 from sim.hardware import GpuSpec, get_gpu
-from sim.kv_spec import KV_DTYPE_BYTES, dtype_bytes
+from sim.kv_spec import DTYPE_BYTES, KV_DTYPE_BYTES, dtype_bytes
 from sim.models import ModelSpec
 from sim.timing.attention import PS_PER_US, AttentionCost, TableAttention, decode_times
 from sim.timing.build import block_size_factor
@@ -94,7 +95,7 @@ def draw_table(
     """
     notes: list[str] = []
     rows = table.where(op="decode_attention")
-    curves = _table_curves(table)
+    curves, kernels = _table_curves(table)
     if not len(rows) and not curves:
         raise FileError("nothing to draw: no rows of decode_attention, of a layer or of gemm")
     if not len(rows) and (heads or kernel):
@@ -109,7 +110,7 @@ def draw_table(
         if decode:
             _draw_decode(panels[0], panels[1], decode, title)
         if curves:
-            _draw_layers(panels[-1], curves)
+            _draw_layers(panels[-1], curves, kernels)
         figure.suptitle(f"{gpu}, {table.info.provenance}: {_short(table.describe())}", fontsize=11)
     return figure, notes
 
@@ -140,7 +141,7 @@ def draw_fit(gpu: GpuSpec, model: ModelSpec, tensor_parallel_size: int) -> Figur
     with mpl.rc_context(_STYLE):
         figure, panels = _panels(3)
         _draw_decode(panels[0], panels[1], decode, f"{shape}, page {fits.page}")
-        _draw_layers(panels[2], _longest(curves), markers=False)
+        _draw_layers(panels[2], _longest(curves), "roofline fit", markers=False)
         ranks = f", one of {tensor_parallel_size} ranks" if tensor_parallel_size > 1 else ""
         figure.suptitle(f"{gpu.name}, fitted: {fits.system}; {model.name}{ranks}", fontsize=11)
     return figure
@@ -292,20 +293,29 @@ Curves = dict[str, tuple[FloatArray, FloatArray]]
 """(tokens, times in us) by name."""
 
 
-def _table_curves(table: TimingTable) -> Curves:
-    """Answer the kernels over tokens that take longest, of the layers or else of products."""
+def _table_curves(table: TimingTable) -> tuple[Curves, str]:
+    """Answer the kernels over tokens that take longest, of the layers or else of products.
+
+    Of several kernels and types the one with most rows, 16 bits first; and its name.
+    """
+    ops = [op for op in LAYER_OPS if len(table.where(op=op))] or ["gemm"]
     curves: Curves = {}
-    for op in LAYER_OPS:
-        for kernel, dtype in table.where(op=op).distinct("kernel", "dtype")[:1]:
-            curves[op] = _curve(table.where(op=op, kernel=kernel, dtype=dtype))
-    if not curves:
-        rows = table.where(op="gemm")
-        for kernel, dtype in rows.distinct("kernel", "dtype")[:1]:
-            of_kernel = rows.where(kernel=kernel, dtype=dtype)
-            largest = sorted(of_kernel.distinct("n", "k"), key=lambda shape: -shape[0] * shape[1])
-            for n, k in largest[:MAX_LAYERS]:
-                curves[f"gemm {n} x {k}"] = _curve(of_kernel.where(n=n, k=k))
-    return _longest(curves)
+    names: dict[str, None] = {}
+    for op in ops:
+        rows = table.where(op=op)
+        counts = Counter(zip(*(rows.columns[n].tolist() for n in ("dtype", "kernel")), strict=True))
+        if not counts:
+            continue
+        dtype, kernel = max(sorted(counts), key=lambda key: (key[0] in DTYPE_BYTES, counts[key]))
+        names[f"{kernel} {dtype}"] = None
+        rows = rows.where(kernel=kernel, dtype=dtype)
+        if op != "gemm":
+            curves[op] = _curve(rows)
+            continue
+        largest = sorted(rows.distinct("n", "k"), key=lambda shape: -shape[0] * shape[1])
+        for n, k in largest[:MAX_LAYERS]:
+            curves[f"gemm {n} x {k}"] = _curve(rows.where(n=n, k=k))
+    return _longest(curves), ", ".join(names)
 
 
 def _curve(rows: TimingTable) -> tuple[FloatArray, FloatArray]:
@@ -317,17 +327,18 @@ def _longest(curves: Curves) -> Curves:
     return {name: curves[name] for name in names[:MAX_LAYERS]}
 
 
-def _draw_layers(axes: Axes, curves: Curves, *, markers: bool = True) -> None:
+def _draw_layers(axes: Axes, curves: Curves, kernels: str, *, markers: bool = True) -> None:
     for color, (name, (tokens, us)) in zip(_PALETTE, curves.items(), strict=False):
         style = "o-" if markers else "--"
         axes.plot(tokens, us, style, color=color, lw=1.2, ms=2, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _thousands(axes)
-    axes.set_xlabel("tokens of a step (lm_head, sampler: requests)")
+    requests = [op for op in ("lm_head", "sampler") if any(op in name for name in curves)]
+    axes.set_xlabel("tokens" + (f" ({', '.join(requests)}: requests)" if requests else ""))
     axes.set_ylabel("latency (us)")
-    longest = f"; the {MAX_LAYERS} that take longest" if len(curves) == MAX_LAYERS else ""
-    axes.set_title(f"Kernels over tokens\none launch each{longest}", loc="left")
+    longest = f", the {MAX_LAYERS} that take longest" if len(curves) == MAX_LAYERS else ""
+    axes.set_title(f"Kernels over tokens{longest}\n{textwrap.shorten(kernels, 60)}", loc="left")
     _legend_below(axes, axes.get_legend_handles_labels()[0])
 
 

@@ -19,6 +19,9 @@ Row = dict[str, Any]
 _MAX_LISTED = 4
 """Most kernels, types or shapes that are named one by one."""
 
+_WIDTH = 32
+"""Most characters of one of them."""
+
 _SHAPES = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -200,7 +203,7 @@ def _shapes(op: str, rows: TimingTable) -> list[str]:
 
 
 def _few(values: Any) -> str:
-    listed = [value for value in values if value]
+    listed = [f"{v[:_WIDTH]}..." if len(v) > _WIDTH + 3 else v for v in values if v]
     more = len(listed) - _MAX_LISTED
     return "\n".join([*listed[:_MAX_LISTED], *([f"and {more:,} more"] if more > 0 else [])]) or "-"
 
