@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.errors import FileError
+from sim.errors import ConfigError, FileError
 from workloads.errors import plain
 
 
@@ -28,6 +28,25 @@ def temporary_file(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_output_file(path: Path, suffixes: tuple[str, ...], where: str) -> None:
+    """Refuse a *path* that cannot be written to, before work is done; *where* begins the message.
+
+    Raises:
+        ConfigError: it ends in none of *suffixes*, or is a folder.
+        FileError: its folder is none, or not writable.
+    """
+    shown = f"{where} {plain(str(path))}"
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{shown}: expected a name ending in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ConfigError(f"{shown} is a folder; expected the name of a file")
+    try:
+        with temporary_file(path):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise FileError(f"{shown}: {reason(error)}; expected a file in a writable folder") from None
 
 
 @contextmanager

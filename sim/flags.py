@@ -25,8 +25,6 @@ def execute(arguments: list[str]) -> int:
         KeyboardInterrupt: interrupted.
     """
     try:
-        if not arguments:
-            raise click.UsageError("a command is missing; choices: compare, run; or --help")  # noqa: TRY301
         return int(_cli().main(arguments, prog_name="kvsim", standalone_mode=False) or 0)
     except click.UsageError as error:
         raise ConfigError(error.format_message()) from None
@@ -63,6 +61,73 @@ class _Command(click.Command):
         return super().get_params(ctx)
 
 
+_OUTPUT = ("-o", "--output")
+_TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
+    "list": (
+        "List fits and timing tables. Of fits every GPU, of tables those in the folders (default: "
+        "kernels/tables of a source tree).",
+        [
+            click.Argument(["folders"], nargs=-1, metavar="[FOLDER]..."),
+            click.Option(["--json"], is_flag=True, help="Print JSON, not text."),
+        ],
+    ),
+    "show": (
+        "Say what is in a timing table, and draw it. With --gpu and no table: the fit of that GPU.",
+        [
+            click.Argument(["table"], required=False, metavar="[TABLE]"),
+            click.Option(_OUTPUT, metavar="FILE", help="Chart to draw, .png or .svg."),
+            click.Option(
+                ["--heads"],
+                metavar="QUERY/KV/DIM",
+                help="Heads of a rank whose decode attention is drawn [default: those with most "
+                "rows].",
+            ),
+            click.Option(
+                ["--kernel"], metavar="STR", help="Kernel that is drawn [default: most rows]."
+            ),
+            click.Option(["--gpu"], metavar="STR", help="GPU whose fit is drawn."),
+            click.Option(
+                ["--model"],
+                metavar="STR",
+                help="Model whose heads the fit is drawn for [default: meta-llama/Llama-3.1-8B].",
+            ),
+            click.Option(
+                ["-tp", "--tensor-parallel-size"],
+                metavar="INT",
+                help="GPUs that share that model [default: 1].",
+            ),
+        ],
+    ),
+    "import": (
+        "Make a timing table of other measurements. NAME says whose: aiconfigurator, "
+        "llmservingsim or native; SOURCE is a system, a profile folder or a file.",
+        [
+            click.Argument(["name"], required=False, metavar="NAME"),
+            click.Argument(["source"], required=False, metavar="SOURCE"),
+            click.Option(
+                _OUTPUT, metavar="FILE", help="Parquet file to write; its JSON file goes beside it."
+            ),
+            click.Option(
+                ["--gpu"], metavar="STR", help="GPU, where the source's name is not ours."
+            ),
+            click.Option(["--model"], metavar="STR", help="Model that layers and experts are of."),
+            click.Option(
+                ["-tp", "--tensor-parallel-size"],
+                metavar="INT",
+                help="GPUs that share the model; rows are of one of them [default: 1].",
+            ),
+            click.Option(["--backend"], metavar="STR", help="Engine that was measured."),
+            click.Option(["--backend-version"], metavar="STR", help="Its version."),
+        ],
+    ),
+    "check": (
+        "Check timing tables: a line each; exit code 1 if one is bad.",
+        [click.Argument(["tables"], nargs=-1, metavar="TABLE...")],
+    ),
+}
+"""The commands of ``kvsim tables``: help and parameters. Their values stay text."""
+
+
 def _command(name: str, function: "Callable[[dict[str, Any]], int]", doc: str) -> click.Command:
     def callback(**values: Any) -> int:
         if extra := click.get_current_context().args:
@@ -87,8 +152,32 @@ def _compare(values: dict[str, Any]) -> int:
     return compare(values)
 
 
+def _tables() -> click.Group:
+    def callback(name: str) -> "Callable[..., int]":
+        def call(**values: Any) -> int:
+            from sim.commands.tables import TABLE_COMMANDS  # noqa: PLC0415  # as above
+
+            return TABLE_COMMANDS[name](values)
+
+        return call
+
+    commands = [
+        click.Command(name, callback=callback(name), help=doc, params=params)
+        for name, (doc, params) in _TABLES.items()
+    ]
+    doc = "List, show, import and check tables of measured kernel times."
+    return _Commands("tables", help=doc, commands=commands, no_args_is_help=False)
+
+
 class _Commands(click.Group):
-    """The commands by name; an unknown one is refused with the nearest."""
+    """The commands by name; one that is unknown or missing is refused with the choices."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Answer what is left of *args* after the group's own flags."""
+        if not args:
+            choices = ", ".join(sorted(self.commands))
+            raise click.UsageError(f"a command is missing; choices: {choices}; or --help")
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -130,4 +219,5 @@ def _cli() -> click.Group:
             "shipped workload, every allocator.",
         )
     )
+    group.add_command(_tables())
     return group

@@ -1,6 +1,8 @@
 """GPUs by name: memory that a program sees, the two peaks of the roofline, caches and links."""
 
 import functools
+import re
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -56,19 +58,29 @@ def gpu_names() -> list[str]:
     return sorted(_gpus())
 
 
-def _squeezed(name: str) -> str:
-    """Answer *name* in lower case without blanks, hyphens and underscores."""
-    return name.lower().translate(str.maketrans("", "", " -_"))
+_LEFT_OUT = re.compile(r"sxm\d?|nvidia|geforce")
+"""Words of a name that say nothing here: every GPU that has an SXM form is that one."""
+
+
+def _words(name: str) -> list[str]:
+    """Answer the words of *name* that tell GPUs apart, in lower case; of memory the number."""
+    words = re.split(r"[\s_-]+", name.strip().lower())
+    return [re.sub(r"^(\d+)gb$", r"\1", word) for word in words if not _LEFT_OUT.fullmatch(word)]
 
 
 def get_gpu(name: str) -> GpuSpec:
-    """Answer the GPU called *name*; case, blanks, hyphens and a final ``GB`` do not matter.
+    """Answer the GPU called *name*.
+
+    Case, blanks, hyphens, underscores, ``GB`` after a number, ``SXM`` and ``NVIDIA`` do not matter.
 
     Raises:
-        ConfigError: no such GPU; the message has the nearest name and all of them.
+        ConfigError: no such GPU, with the nearest name and all of them; or several, with those.
     """
-    wanted = _squeezed(name).removesuffix("gb")
+    wanted = re.sub(r"(sxm\d?|(?<=\d)gb)$", "", "".join(_words(name)))
     for known, gpu in _gpus().items():
-        if wanted == _squeezed(known):
+        if wanted == "".join(_words(known)):
             return gpu
+    meant = [known for known in _gpus() if wanted in accumulate(_words(known))]
+    if len(meant) > 1:
+        raise ConfigError(f"--gpu {name!r} is ambiguous; expected one of {', '.join(meant)}")
     raise ConfigError(f"--gpu {name!r} is unknown; {did_you_mean(name, gpu_names())}")

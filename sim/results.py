@@ -99,6 +99,7 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
 
 def manifest(result: RunResult) -> dict[str, Any]:
     """Answer all that decided a run: configuration, trace, versions, and what its times rest on."""
+    table = result.step_time.table
     packages = ("kvsim", "simpy", "numpy", "pyarrow", "msgspec")
     return {
         "kvsim": {"version": metadata.version("kvsim"), "git_commit": _git_commit()},
@@ -106,7 +107,11 @@ def manifest(result: RunResult) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in packages[1:]},
         },
-        "config": result.config.flat() | {"trace": result.config.load.trace and result.trace.name},
+        "config": result.config.flat()
+        | {
+            "trace": result.config.load.trace and result.trace.name,
+            "timing_table": table and table.name,
+        },
         "seeds": {"seed": result.config.load.seed},
         "trace": {
             "name": result.trace.name,
@@ -118,6 +123,7 @@ def manifest(result: RunResult) -> dict[str, Any]:
         "kv_pool": msgspec.to_builtins(result.pool),
         "timing": {
             "sources": [source._asdict() for source in result.step_time.sources],
+            "table": table and msgspec.to_builtins(table._asdict()),
         },
     }
 

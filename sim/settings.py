@@ -144,7 +144,7 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     Raises:
         ConfigError: on the first value or combination that cannot be used.
     """
-    values = {s.name: _convert(s, given[s.name]) for s in settings() if s.name in given}
+    values = {s.name: convert(s, given[s.name]) for s in settings() if s.name in given}
     if "trace" not in given:
         values.setdefault("max_model_len", SHIPPED_MAX_MODEL_LEN)
     notes: list[str] = []
@@ -184,8 +184,12 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     return Resolved(run, OutputConfig(**concern("output")), notes)
 
 
-def _convert(setting: Setting, given: Given) -> Any:
-    """Answer the value in the setting's own type, checked against its bounds."""
+def convert(setting: Setting, given: Given) -> Any:
+    """Answer the value in the setting's own type, checked against its bounds.
+
+    Raises:
+        ConfigError: it is none; with what was expected.
+    """
     value, kind = given.value, setting.type
     if setting.choices and value not in setting.choices:
         raise ConfigError(

@@ -5,6 +5,7 @@ equal lengths (measured by LLMServingSim on an RTX 4090, the latter takes 1.02 t
 median).
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -12,12 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.columns import FloatArray
+from sim.errors import ConfigError
 from sim.timing.base import UNLIMITED
 from sim.timing.curves import Bracket, bracket
 from sim.timing.table import TimingTable
 from workloads.record import IntArray
 
 PS_PER_US = 10**6
+
+MAX_CELLS = 2_000_000
+"""Most combinations of the sizes of one operation; a grid that is measured has some thousands."""
 
 Prefills = Sequence[tuple[int, int]]
 """(chunk, context) as `sim.timing.base.StepBatch` has them."""
@@ -208,6 +213,12 @@ class _Grid:
         self.knots: list[list[float]] = (
             [axis.astype(np.float64).tolist() for axis, _ in axes] if len(table) else []
         )
+        if math.prod(len(axis) for axis, _ in axes) > MAX_CELLS:
+            sizes = " x ".join(str(len(axis)) for axis, _ in axes)
+            raise ConfigError(
+                f"the timing table has {table.columns['op'][0]} of {sizes} sizes; expected a grid "
+                f"of at most {MAX_CELLS} combinations"
+            )
         self.times = np.full([len(axis) for axis, _ in axes], np.nan)
         self.times[tuple(place for _, place in axes)] = table.columns["latency_us"] * PS_PER_US
         for axis in fill if len(table) else ():

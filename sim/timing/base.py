@@ -75,11 +75,28 @@ class TimeSource(NamedTuple):
         return f"{self.terms} {self.provenance} ({self.description})"
 
 
+class TableFile(NamedTuple):
+    """A timing table that steps are priced by.
+
+    Attributes:
+        name: of its Parquet file, without folder.
+        sha256: of the content of that file.
+        info: what the table says of itself (`sim.timing.table.TableInfo`).
+    """
+
+    name: str
+    sha256: str
+    info: object
+
+
 class StepTimeModel(Protocol):
     """Prices engine steps. Equal batches take equal time."""
 
     sources: tuple[TimeSource, ...]
     """Where the times come from, the largest part of a step first."""
+
+    table: TableFile | None
+    """The timing table, if there is one."""
 
     def step_time(self, batch: StepBatch) -> int:
         """Answer how long *batch* takes, in ticks; at least one token is scheduled.

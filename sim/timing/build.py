@@ -1,6 +1,8 @@
 """Put a step time together: which kernels a deployment runs, and what prices each of them."""
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
 from sim.timing.attention import AttentionCost, TableAttention
-from sim.timing.base import TimeSource
+from sim.timing.base import TableFile, TimeSource
 from sim.timing.kernels import Cost, CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import (
     AttentionShape,
@@ -88,9 +90,13 @@ class _Builder:
             self._fits = error
 
     def build(self) -> KernelStepTime:
+        file: TableFile | None = None
         if self._timing.timing_table is not None:
-            self._table = load(self._timing.timing_table)
+            path = Path(self._timing.timing_table)
+            self._table = load(path)
             self._check(self._table)
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+            file = TableFile(path.name, sha256, self._table.info)
         attention, fallback = self._attention()
         calls = [
             priced
@@ -116,6 +122,7 @@ class _Builder:
                 TimeSource(", ".join(dict.fromkeys(terms)), provenance, description)
                 for (provenance, description), terms in self._sources.items()
             ),
+            table=file,
             graphs=graphs,
             host_overhead_ps=overhead * PS_PER_S,
         )

@@ -13,7 +13,7 @@ import numpy as np
 from sim.columns import Columns, FloatArray
 from sim.errors import TimingRangeError
 from sim.timing.attention import AttentionCost, Segment, decode_times
-from sim.timing.base import TICKS_PER_PS, UNLIMITED, DecodeLine, StepBatch, TimeSource
+from sim.timing.base import TICKS_PER_PS, UNLIMITED, DecodeLine, StepBatch, TableFile, TimeSource
 from sim.timing.layers import PER_SEQUENCE, Term
 from workloads.record import PS_PER_S, IntArray
 
@@ -98,6 +98,7 @@ class KernelStepTime:
         attention: of one layer.
         fallback: of batches that *attention* does not know; None refuses them.
         sources: where the times come from.
+        table: the timing table among them, if there is one.
         graphs: what numbers of tokens are padded to.
         host_overhead_ps: of every step, in picoseconds.
     """
@@ -110,10 +111,11 @@ class KernelStepTime:
         attention: AttentionCost,
         fallback: AttentionCost | None = None,
         sources: tuple[TimeSource, ...],
+        table: TableFile | None = None,
         graphs: CudaGraphs,
         host_overhead_ps: float = 0.0,
     ) -> None:
-        self.sources = sources
+        self.sources, self.table = sources, table
         self._num_outside = 0
         self._num_layers = num_layers
         self._token_calls = [call for call in calls if call.term != PER_SEQUENCE]

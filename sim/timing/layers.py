@@ -76,6 +76,10 @@ class LatentDims(NamedTuple):
     v_head_dim: int
 
 
+DEEPSEEK_V3_DIMS = LatentDims(kv_lora_rank=512, qk_head_dim=192, v_head_dim=128)
+"""Of the models whose latent attention was measured (``config.json`` of DeepSeek-V3)."""
+
+
 class AttentionShape(NamedTuple):
     """Heads of one rank. MLA has one kv head of its latent's width, which is key and value."""
 

@@ -2,7 +2,7 @@
 
 from sim.columns import Columns
 from sim.errors import ConfigError
-from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch, TimeSource
+from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch, TableFile, TimeSource
 
 MAX_S = 1_000_000
 """Longest step in seconds; it stays far below the 106 days that int64 picoseconds can hold."""
@@ -20,6 +20,8 @@ def _to_ticks(what: str, seconds: float) -> int:
 
 class _Assumed:
     """A time of whole steps that nobody measured."""
+
+    table: TableFile | None = None
 
     def __init__(self, description: str) -> None:
         self.sources: tuple[TimeSource, ...] = (TimeSource("step", "assumed", description),)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sim.columns import Columns
 from sim.errors import ConfigError, FileError
 from sim.files import atomic, write_json
-from workloads.errors import did_you_mean, plain
+from workloads.errors import did_you_mean, nearest, plain
 
 TEXT_COLUMNS = ("op", "kernel", "dtype", "kv_dtype", "provenance")
 COUNT_COLUMNS = (
@@ -40,6 +40,9 @@ COUNT_COLUMNS = (
 )
 TIME_COLUMNS = ("latency_us", "spread_us")
 COLUMNS = (*TEXT_COLUMNS, *COUNT_COLUMNS, *TIME_COLUMNS)
+
+PROVENANCES = ("measured", "fitted", "assumed")
+"""What a time is worth, best first."""
 
 _ATTENTION = ("kernel", "dtype", "kv_dtype", "num_heads", "num_kv_heads", "head_dim", "block_size")
 _LAYER = ("kernel", "dtype")
@@ -166,7 +169,7 @@ def make_table(info: TableInfo, rows: Iterable[Mapping[str, Any]], where: str) -
     """Answer the table of *rows*, sorted; columns that a row lacks are 0, empty or unknown.
 
     Raises:
-        ConfigError: as `check_columns`; *where* says of which table.
+        FileError: as `checked`; *where* says of which table.
     """
     listed = list(rows)
     columns: Columns = {}
@@ -178,9 +181,7 @@ def make_table(info: TableInfo, rows: Iterable[Mapping[str, Any]], where: str) -
     for name in TIME_COLUMNS:
         columns[name] = np.array([row.get(name, np.nan) for row in listed], dtype=np.float64)
     order = np.array(sorted(range(len(listed)), key=_sort_keys(columns).__getitem__), np.int64)
-    table = TimingTable(info, columns).at(order)
-    check_columns(table.columns, where)
-    return table
+    return checked(TimingTable(info, columns).at(order), where)
 
 
 def _sort_keys(columns: Columns) -> list[tuple[Any, ...]]:
@@ -222,6 +223,26 @@ def check_columns(columns: Columns, where: str) -> None:
             )
 
 
+def checked(table: TimingTable, where: str) -> TimingTable:
+    """Answer *table*, whose rows `check_columns` accepts and whose provenance is known.
+
+    Raises:
+        FileError: they do not, or a row says to be worth more than its table.
+    """
+    try:
+        check_columns(table.columns, where)
+    except ConfigError as error:
+        raise FileError(str(error)) from None
+    worth = PROVENANCES[PROVENANCES.index(table.info.provenance) :]
+    for row, kind in enumerate(table.columns["provenance"].tolist(), start=1):
+        if kind not in worth:
+            raise FileError(
+                f"{where}: column provenance, row {row}: {kind!r}; expected {' or '.join(worth)} "
+                f"in a table that is {table.info.provenance}"
+            )
+    return table
+
+
 def _shown(columns: Columns, row: int) -> str:
     op = str(columns["op"][row])
     sizes = " ".join(f"{name}={columns[name][row]}" for name in OPERATIONS[op].sizes)
@@ -244,30 +265,59 @@ def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
     """Answer the table in the Parquet file *path*; *where* is what refusals begin with.
 
     Raises:
-        FileError: a file that cannot be read.
-        ConfigError: it is no such table, or `check_columns` refuses its rows.
+        ConfigError: a path that is no Parquet file, with the command that makes one of it.
+        FileError: a file that cannot be read, or is no such table, or as `checked`.
     """
     path = Path(path)
-    shown = f"{where} {plain(str(path))}"
-    info = _read_info(sidecar(path), f"{where} {plain(str(sidecar(path)))}")
-    columns = _read_columns(path, shown)
-    check_columns(columns, shown)
-    return TimingTable(info, columns)
+    shown = f"{where} {plain(str(path))}".strip()
+    _check_suffix(path, shown)
+    columns = read_columns(path, shown)
+    info = read_info(sidecar(path), f"{where} {plain(str(sidecar(path)))}".strip())
+    return checked(TimingTable(info, columns), shown)
 
 
-def _read_info(path: Path, shown: str) -> TableInfo:
+def _check_suffix(path: Path, shown: str) -> None:
+    """Refuse a file that is not there, and what has to be imported first, with how."""
+    if not path.exists():
+        siblings = [p.stem for p in path.parent.glob("*.parquet") if p.is_file()]
+        hint = nearest(path.stem, siblings)
+        raise FileError(f"{shown}: no such file; {hint or 'expected a Parquet file'}".strip())
+    if path.is_dir():
+        raise ConfigError(
+            f"{shown} is a folder; expected a Parquet file: kvsim tables import llmservingsim "
+            f"{plain(str(path))} -o TABLE.parquet makes one of a profile of LLMServingSim"
+        )
+    if path.suffix.lower() == ".csv":
+        raise ConfigError(
+            f"{shown} is a CSV file; expected a Parquet file: kvsim tables import native "
+            f"{plain(str(path))} -o TABLE.parquet makes one, of a file of a profile of "
+            "LLMServingSim kvsim tables import llmservingsim FOLDER -o TABLE.parquet"
+        )
+
+
+def read_info(path: Path, shown: str) -> TableInfo:
+    """Answer what the JSON file *path* says of a table; refusals call it *shown*.
+
+    Raises:
+        FileError: it cannot be read, or is no description of a table.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=TableInfo)
     except (OSError, ValueError) as error:
         if isinstance(error, msgspec.MsgspecError):
-            raise ConfigError(f"{shown}: {error}; expected what describes a timing table") from None
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise FileError(f"{shown}: {error}; expected what describes a timing table") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise FileError(
             f"{shown}: {reason}; expected the JSON file beside the table's Parquet file"
         ) from None
 
 
-def _read_columns(path: Path, shown: str) -> Columns:
+def read_columns(path: Path, shown: str) -> Columns:
+    """Answer the columns of the Parquet file *path*, unchecked; refusals call it *shown*.
+
+    Raises:
+        FileError: it cannot be read, or a column is missing, of another type, or has holes.
+    """
     import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -279,12 +329,12 @@ def _read_columns(path: Path, shown: str) -> Columns:
         raise FileError(f"{shown}: {reason}; expected a Parquet file") from None
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
-        raise ConfigError(f"{shown}: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+        raise FileError(f"{shown}: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
     columns: Columns = {}
     for name in COLUMNS:
         column = table.column(name)
         kinds = (
-            (pa.types.is_string, object, "text")
+            (_is_text, object, "text")
             if name in TEXT_COLUMNS
             else (pa.types.is_integer, np.int64, "whole numbers")
             if name in COUNT_COLUMNS
@@ -293,13 +343,19 @@ def _read_columns(path: Path, shown: str) -> Columns:
         is_kind, dtype, expected = kinds
         if not is_kind(column.type) or (column.null_count and name != "spread_us"):
             what = f"{column.type} with {column.null_count} nulls"
-            raise ConfigError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
+            raise FileError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
         columns[name] = np.array(column.to_pylist(), dtype=dtype)
     return columns
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))  # pandas writes these
+
+
 def save(table: TimingTable, path: str | Path) -> None:
-    """Write *table* to the Parquet file *path* and its JSON file, each whole or not at all.
+    """Write *table* to the Parquet file *path* and its JSON file, both or neither.
 
     Raises:
         FileError: it cannot be written.
@@ -313,7 +369,7 @@ def save(table: TimingTable, path: str | Path) -> None:
     arrays = arrow.table({**table.columns, **texts}).select(COLUMNS)
     with atomic(path) as temporary:
         pq.write_table(arrays, temporary, compression="zstd")
-    write_json(sidecar(path), table.info)
+        write_json(sidecar(path), table.info)
 
 
 def _texts(column: npt.NDArray[Any]) -> Sequence[str]:

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "config", "request", "tables", "gaps", "arrow", "files"),
+    ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
     ("hardware", "models"),
     ("kv_spec", "timing"),
     ("allocators", "totals"),
@@ -25,7 +25,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report"),
-    ("comparison", "plots"),
+    ("comparison", "plots", "timing_report", "timing_plots"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -42,12 +42,12 @@ ROWS_ONLY = {
     "comparison": set[str](),
     "plots": set[str](),
 }
-COMMANDS = {f"sim/commands/{name}.py" for name in ("common", "run", "compare")}
+COMMANDS = {f"sim/commands/{name}.py" for name in ("common", "run", "compare", "tables")}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
-    "tabulate": {"sim/comparison.py"},
+    "tabulate": {"sim/comparison.py", "sim/timing_report.py"},
     "pyarrow": {
         "sim/result_tables.py",
         "sim/arrow.py",
@@ -56,7 +56,7 @@ ONLY_IN = {
         "sim/timing/importers/aiconfigurator.py",
     },
     "yaml": {"sim/timing/importers/llmservingsim.py"},
-    "matplotlib": {"sim/plots.py"},
+    "matplotlib": {"sim/plots.py", "sim/timing_plots.py"},
     "pandas": {"sim/plots.py"},
     "torch": set[str](),
     "triton": set[str](),
@@ -174,7 +174,16 @@ def _imported(*arguments: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["tables", "--help"],
+        ["tables", "show", "--help"],
+    ],
+)
 def test_help_is_light(arguments: list[str]) -> None:
     assert not _imported(*arguments) & HEAVY
 

@@ -92,9 +92,44 @@ def test_a_model_that_contradicts_itself_is_refused(
         check_model(model)
 
 
-@pytest.mark.parametrize("name", ["RTX-4090", "rtx 4090", "RTX4090", "rtx_4090"])
-def test_a_gpu_is_found_however_it_is_spelt(name: str) -> None:
-    assert get_gpu(name).memory_visible_bytes == 25_250_627_584
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("RTX-4090", "RTX-4090"),
+        ("rtx 4090", "RTX-4090"),
+        ("RTX4090", "RTX-4090"),
+        ("rtx_4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("H100 SXM", "H100"),
+        ("h200_sxm", "H200"),
+        ("H200sxm5", "H200"),
+        ("A100-SXM4-80GB", "A100-80"),
+        ("A100 40 GB", "A100-40"),
+        ("a100-80gb-pcie", "A100-80-PCIe"),
+        ("gb200", "GB200"),
+    ],
+)
+def test_a_gpu_is_found_however_it_is_spelt(name: str, known: str) -> None:
+    assert get_gpu(name).name == known
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("A100", "A100-40, A100-80, A100-80-PCIe"), ("a100_sxm", "A100-40, A100-80, A100-80-PCIe")],
+)
+def test_a_name_that_several_gpus_have_is_refused_with_those(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"--gpu '{name}' is ambiguous; expected one of {meant}"):
+        get_gpu(name)
+
+
+def test_the_start_of_a_word_is_not_a_name() -> None:
+    """The A10 is another GPU than the A100."""
+    with pytest.raises(ConfigError, match="--gpu 'A10' is unknown; did you mean 'A100-"):
+        get_gpu("A10")
+
+
+def test_every_gpu_is_found_by_its_own_name() -> None:
+    assert [get_gpu(name).name for name in gpu_names()] == gpu_names()
 
 
 def test_visible_memory_is_less_than_nominal() -> None:

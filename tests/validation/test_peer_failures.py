@@ -372,7 +372,7 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(KERNELS, "", "--timing-table {table}", ("steps", "timing")),
         Refused("--timing-table {table} --step-time constant:1", 2, "has no effect on --step-time"),
         Refused("--timing-table {table} --gpu H100", 2, "expected --gpu A100-40"),
-        Refused("--timing-table nowhere.parquet", 1, "nowhere.json"),
+        Refused("--timing-table nowhere.parquet", 1, "nowhere.parquet: no such file"),
     ],
     "timing_fallback": [
         Effect(
@@ -381,8 +381,11 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
             "--timing-fallback roofline",
             ("config",),
         ),
-        Refused(f"{KERNELS} --timing-table {{small}}", 1, "--timing-fallback roofline"),
-        Refused(f"{KERNELS} --timing-table {{small}} --timing-fallback roofline", 0, ""),
+        Refused(
+            f"{KERNELS} --timing-table {{small}} --timing-fallback error",
+            1,
+            "--timing-fallback roofline prices such steps",
+        ),
         Refused(f"{KERNELS} --timing-fallback roofline", 0, "no effect without --timing-table"),
     ],
     "host_overhead": [

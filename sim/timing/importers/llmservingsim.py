@@ -7,6 +7,8 @@ with experts, ``moe.csv``: CUDA kernel times in microseconds, of one layer of on
 """
 
 import csv
+import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,18 +17,21 @@ import numpy as np
 import yaml
 
 from sim.errors import ConfigError, FileError
+from sim.files import reason
 from sim.hardware import get_gpu
+from sim.kv_spec import check_tensor_parallel
 from sim.models import ModelSpec, get_model
 from sim.timing.layers import attention_shape
 from sim.timing.table import LAYER_OPS, TableInfo, TimingTable, make_table
-from workloads.errors import plain
+from workloads.errors import plain, quote
 
 _SOURCE = "LLMServingSim profile, github casys-kaist/LLMServingSim"
-_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-_KEYED_ATTENTION = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode", "time_us")
+_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_KEYED = {"kv_prefill": "prefill_key"}
 """Of newer profiles: a key is the history and half the chunk, what a query attends on average."""
 
 _HISTORIES = (0, *(2**k for k in range(4, 18)))
+_NO_AXES: Mapping[str, str] = {}
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 
 Row = dict[str, Any]
@@ -41,27 +46,25 @@ def read_profile(
     *gpu* and *model* overrule the names in ``meta.yaml``.
 
     Raises:
-        FileError: a file that is missing or cannot be read.
-        ConfigError: a GPU or model that is unknown, or a file that is not as described.
+        FileError: a file that is missing, cannot be read or is not as described, with the line.
+        ConfigError: a GPU or model that is unknown, or not profiled on that many ranks.
     """
     folder = Path(folder)
     meta_path = next((p for p in (folder, folder.parent) if (p / "meta.yaml").is_file()), folder)
     meta = _yaml(meta_path / "meta.yaml")
     spec = get_model(model or str(meta.get("model")))
     gpu_spec = get_gpu(gpu or str(meta.get("hardware")))
-    ranked = meta_path / f"tp{tensor_parallel_size}"
-    data = ranked if ranked.is_dir() else folder
+    check_tensor_parallel(spec, tensor_parallel_size)
+    data = _rank_folder(folder, meta_path, tensor_parallel_size)
     weights, _, cache = str(meta.get("variant")).partition("-kv")
     dtype = _DTYPES.get(weights, "bfloat16")
+    block_size = _block_size(meta, tensor_parallel_size, plain(str(meta_path / "meta.yaml")))
     notes: list[str] = []
     kernel = {"kernel": "vllm", "dtype": dtype, "kv_dtype": _DTYPES.get(cache, dtype)}
     rows = [
-        *_attention(
-            data, spec, tensor_parallel_size, _block_size(meta, tensor_parallel_size), notes
-        ),
+        *_attention(data, spec, tensor_parallel_size, block_size, notes),
         *_layers(data, meta_path, notes),
-        *_experts(data, spec, tensor_parallel_size),
-        *(_experts(meta_path / "tp1", spec, 1) if not (data / "moe.csv").is_file() else ()),
+        *_experts(data, meta_path, spec, tensor_parallel_size, notes),
         *_collectives(meta_path),
     ]
     info = TableInfo(
@@ -83,62 +86,142 @@ def read_profile(
     return make_table(info, [kernel | row for row in rows], plain(str(data)))
 
 
-def _block_size(meta: dict[str, Any], tp: int) -> int:
+def _block_size(meta: dict[str, Any], tp: int, shown: str) -> int:
     """Answer the block size that the profiled engine ended up with, which some backends raise."""
-    resolved = ((meta.get("engine_resolved") or {}).get("per_tp") or {}).get(str(tp)) or {}
-    asked = meta.get("engine_effective") or {}
-    return int(resolved.get("block_size") or asked.get("block_size") or 16)
+    value: Any = 16
+    for names in (("engine_effective",), ("engine_resolved", "per_tp", str(tp))):
+        part: Any = meta
+        for name in names:
+            part = part.get(name) if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            value = part.get("block_size", value)
+    if not isinstance(value, int) or value < 1:
+        raise FileError(
+            f"{shown}: block_size is {quote(value)}; expected a whole number, at least 1"
+        )
+    return value
+
+
+def _rank_folder(folder: Path, meta_path: Path, tp: int) -> Path:
+    """Answer the folder with the files of one of *tp* ranks.
+
+    Raises:
+        ConfigError: *folder* is of another number, or has none of that number.
+    """
+    named = re.fullmatch(r"tp(\d+)", folder.resolve().name)
+    if named is not None and int(named[1]) != tp:
+        raise ConfigError(
+            f"{plain(str(folder))} is of one of {named[1]} ranks; expected "
+            f"--tensor-parallel-size {named[1]}, or a folder tp{tp}"
+        )
+    ranked = meta_path / f"tp{tp}"
+    if ranked.is_dir():
+        return ranked
+    others = sorted(p.name for p in meta_path.glob("tp[0-9]*") if p.is_dir())
+    if others or tp > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {tp}: {plain(str(meta_path))} has no folder tp{tp}, only "
+            f"{', '.join(others) or 'files of one rank of 1'}"
+        )
+    return folder
 
 
 def _yaml(path: Path) -> dict[str, Any]:
+    shown = plain(str(path))
     try:
         content = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        why = reason(error) if isinstance(error, OSError | ValueError) else str(error)
         raise FileError(
-            f"{plain(str(path))}: {plain(reason.partition(chr(10))[0])}; expected the meta.yaml of "
-            "a profile folder of LLMServingSim"
+            f"{shown}: {plain(why.partition(chr(10))[0])}; expected the {path.name} of a profile "
+            "folder of LLMServingSim"
         ) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{plain(str(path))}: expected keys and values")
+        raise FileError(f"{shown}: expected keys and values, got {quote(content)}")
     return content
 
 
-def _records(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Answer line number and record of every line of a CSV file that has *columns*."""
+class _Measurement(NamedTuple):
+    """A line of a CSV file: its other columns, sizes, and time in microseconds."""
+
+    record: dict[str, str]
+    sizes: list[int]
+    time: float
+
+
+def _measurements(
+    path: Path,
+    sizes: tuple[str, ...],
+    others: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
+    axes: Mapping[str, str] = _NO_AXES,
+) -> Iterator[_Measurement]:
+    """Answer the lines of a CSV file that has columns *sizes*, *others* and ``time_us``.
+
+    *others* and *optional*, which need not be there, tell lines of equal sizes apart. A size may go
+    by another name, in *axes*.
+
+    Raises:
+        FileError: it cannot be read, lacks a column, or a line is not as described or there twice.
+    """
     shown = plain(str(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise FileError(f"{shown}: {reason}; expected a CSV file of a profile") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{shown}: {reason(error)}; expected a CSV file of a profile") from None
     reader = csv.DictReader(text.splitlines())
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    seen: dict[tuple[object, ...], int] = {}
+    try:
+        names = tuple(reader.fieldnames or ())
+        sizes = tuple(axes[n] if axes.get(n) in names and n not in names else n for n in sizes)
+        _check_columns(names, (*others, *sizes, "time_us"), shown)
+        for record in reader:
+            where = f"{shown}, line {reader.line_num}"
+            if None in record or None in record.values():
+                raise FileError(f"{where}: expected {len(reader.fieldnames or ())} values")
+            counts = [_count(record[name], f"{where}, {name}") for name in sizes]
+            key = (*(record[name] for name in (*others, *optional) if name in record), *counts)
+            if key in seen:
+                raise FileError(f"{where}: the same sizes as in line {seen[key]}; expected one")
+            seen[key] = reader.line_num
+            yield _Measurement(record, counts, _time(record["time_us"], f"{where}, time_us"))
+    except csv.Error as error:
+        raise FileError(f"{shown}, line {reader.line_num}: {error}; expected CSV") from None
+
+
+def _check_columns(names: tuple[str, ...], expected: tuple[str, ...], shown: str) -> None:
+    missing = [name for name in expected if name not in names]
     if missing:
-        raise ConfigError(
-            f"{shown}: no column {', '.join(missing)}; expected {', '.join(columns)}, got "
-            f"{plain(', '.join(reader.fieldnames or ()))}"
+        raise FileError(
+            f"{shown}: no column {', '.join(missing)}; expected {', '.join(expected)}, got "
+            f"{plain(', '.join(names) or 'nothing')}"
         )
-    for record in reader:
-        yield reader.line_num, record
 
 
-def _numbers(path: Path, line: int, record: dict[str, str], names: tuple[str, ...]) -> list[float]:
-    values = []
-    for name in names:
-        try:
-            values.append(float(record[name]))
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"{plain(str(path))}, line {line}, {name}: expected a number, got {record[name]!r}"
-            ) from None
-    return values
+def _count(text: str, where: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 2**53 or value != int(value):
+        raise FileError(f"{where}: expected a whole number, at least 0, got {quote(text)}")
+    return int(value)
+
+
+def _time(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise FileError(f"{where}: expected more than 0 microseconds, got {quote(text)}")
+    return value
 
 
 def _attention(
     data: Path, model: ModelSpec, tp: int, block_size: int, notes: list[str]
 ) -> Iterator[Row]:
-    """Answer decodes, chunks, and chunks with decodes, these drawn on to more decodes."""
+    """Answer decodes, chunks, and chunks with decodes; the grid of the last made whole."""
     shape = attention_shape(model, tp)
     identity = {
         "num_heads": shape.num_heads,
@@ -155,7 +238,7 @@ def _attention(
         elif shot.batch:
             batches.add(shot.batch)
             yield row | {"op": "decode_attention", "query_len": 1, "context": shot.context}
-        else:
+        elif shot.chunk:
             sizes = {"query_len": shot.chunk, "query_context": shot.before}
             yield row | {"op": "prefill_attention", **sizes}
     more = _drawn_on(mixed, batches)
@@ -185,24 +268,19 @@ class _Shot(NamedTuple):
 
 def _shots(path: Path, notes: list[str]) -> Iterator[tuple[_Shot, float]]:
     """Answer the calls of ``attention.csv`` and their times in microseconds."""
-    columns = _ATTENTION
     keyed: dict[_Shot, list[tuple[float, float]]] = {}
-    for line, record in _records(path, ("prefill_chunk", "n_decode", "kv_decode", "time_us")):
-        if "prefill_key" in record:
-            columns = _KEYED_ATTENTION
-        elif "kv_prefill" not in record:
-            raise ConfigError(f"{plain(str(path))}: no column kv_prefill or prefill_key")
-        if (
-            record.get("layer", "attention") != "attention"
-            or record.get("decode_q_len", "1") != "1"
-        ):
-            continue  # of layers that are not full attention, and of speculative decoding
-        chunk, key, batch, context, time = _numbers(path, line, record, columns)
-        shot = _Shot(int(batch), int(context), int(chunk), int(key))
-        if columns is _ATTENTION or not chunk:
+    optional = ("layer", "decode_q_len")
+    for record, sizes, time in _measurements(path, _ATTENTION, optional=optional, axes=_KEYED):
+        if record.get("layer", "attention") != "attention":
+            continue
+        if record.get("decode_q_len", "1") != "1":
+            continue  # of speculative decoding
+        chunk, before, batch, context = sizes
+        shot = _Shot(batch, context, chunk, before)
+        if "kv_prefill" in record or not chunk:
             yield shot, time
-        elif key >= chunk / 2:  # else of several short prompts
-            keyed.setdefault(shot._replace(before=0), []).append((key - chunk / 2, time))
+        elif before >= chunk / 2:  # else of several short prompts
+            keyed.setdefault(shot._replace(before=0), []).append((before - chunk / 2, time))
     if keyed:
         notes.append("keys of chunks are means over their queries: brought to equal histories")
     for shot, points in keyed.items():
@@ -249,11 +327,10 @@ def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
     """Answer dense and per-sequence layers; what a rank's folder lacks is every rank's, in tp1."""
     for name, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
         seen: set[str] = set()
-        for path in dict.fromkeys((data / name, meta_path / "tp1" / name)):
-            if seen and not path.is_file():
-                continue
+        paths = list(dict.fromkeys((data / name, meta_path / "tp1" / name)))
+        for path in [path for path in paths if path.is_file()] or paths[:1]:
             found: set[str] = set()
-            for line, record in _records(path, ("layer", size, "time_us")):
+            for record, (count,), time in _measurements(path, (size,), ("layer",)):
                 layer = record["layer"]
                 found.add(layer)
                 if layer in seen:
@@ -263,12 +340,13 @@ def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
                     if note not in notes:
                         notes.append(note)
                     continue
-                count, time = _numbers(path, line, record, (size, "time_us"))
-                yield {"op": layer, "num_tokens": int(count), "latency_us": time}
+                yield {"op": layer, "num_tokens": count, "latency_us": time}
             seen |= found
 
 
-def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
+def _experts(
+    data: Path, meta_path: Path, model: ModelSpec, tp: int, notes: list[str]
+) -> Iterator[Row]:
     """Answer the rows of whole expert blocks, router included.
 
     Experts of expert-parallel ranks (``ep``) are whole, whatever *tp*: they are measured once, in
@@ -276,11 +354,15 @@ def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
     """
     path = data / "moe.csv"
     if not path.is_file():
+        path, tp = meta_path / "tp1" / "moe.csv", 1
+    if not path.is_file():
         return
-    columns = ("tokens", "activated_experts", "time_us")
-    for line, record in _records(path, columns):
-        ranks = int(_numbers(path, line, record, ("ep",))[0]) if "ep" in record else 1
-        tokens, touched, time = _numbers(path, line, record, columns)
+    if not model.is_moe:
+        notes.append(f"moe.csv left out: {model.name} has no experts")
+        return
+    sizes = ("tokens", "activated_experts")
+    for record, (tokens, touched), time in _measurements(path, sizes, optional=("ep",)):
+        ranks = _count(record.get("ep", "1"), f"{plain(str(path))}: ep") or 1
         yield {
             "op": "moe",
             "n": model.moe_intermediate_size if ranks > 1 else model.moe_intermediate_size // tp,
@@ -288,24 +370,38 @@ def _experts(data: Path, model: ModelSpec, tp: int) -> Iterator[Row]:
             "num_experts": model.num_experts // ranks,
             "top_k": model.num_experts_per_tok,
             "num_gpus": ranks,
-            "num_tokens": int(tokens),
-            "num_active_experts": int(touched),
+            "num_tokens": tokens,
+            "num_active_experts": touched,
             "latency_us": time,
         }
 
 
 def _collectives(meta_path: Path) -> Iterator[Row]:
     """Answer the collectives in the nearest ``hardware.yaml`` above the profile, if any."""
-    folders = (meta_path, *meta_path.parents[:4])
-    path = next((p for f in folders if (p := f / "hardware.yaml").is_file()), None)
+    path = next(
+        (
+            p / "hardware.yaml"
+            for p in (meta_path, *meta_path.parents[:4])
+            if (p / "hardware.yaml").is_file()
+        ),
+        None,
+    )
     if path is None:
         return
-    link = (_yaml(path).get("measured") or {}).get("interconnect") or {}
-    for sample in link.get("samples") or ():
-        if sample.get("collective") in {"all_reduce", "all_gather"}:
-            yield {
-                "op": sample["collective"],
-                "num_gpus": int(link["npus"]),
-                "message_bytes": int(sample["bytes"]),
-                "latency_us": float(sample["us"]),
-            }
+    try:
+        link = (_yaml(path).get("measured") or {}).get("interconnect") or {}
+        for sample in link.get("samples") or ():
+            if sample.get("collective") in {"all_reduce", "all_gather"}:
+                yield {
+                    "op": sample["collective"],
+                    "num_gpus": int(link["npus"]),
+                    "message_bytes": int(sample["bytes"]),
+                    "latency_us": float(sample["us"]),
+                }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise FileError(
+            f"{plain(str(path))}: measured.interconnect: {plain(str(error))}; expected npus, and "
+            "samples with collective, bytes and us"
+        ) from None
