@@ -52,6 +52,24 @@ def table(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table(arrays)
 
 
+def values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Answer *column*, numbers or text; numbers that are null are NaN. Equal texts are one object.
+
+    Raises:
+        ValueError: texts that are null.
+    """
+    if not pa.types.is_string(column.type):
+        return column.to_numpy()  # type: ignore[no-any-return]
+    if column.null_count:
+        raise ValueError("texts that are null")
+    coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    if isinstance(coded, pa.ChunkedArray):  # of no rows
+        return np.array([], dtype=object)
+    texts = np.array(coded.dictionary.to_pylist(), dtype=object)
+    chosen: npt.NDArray[Any] = texts[coded.indices.to_numpy()]
+    return chosen
+
+
 def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
     """Answer Arrow's bitmap of what is there; None where nothing is missing."""
     if missing is None or not missing.any():

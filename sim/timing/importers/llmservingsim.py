@@ -1,8 +1,8 @@
 """Timing tables from a profile folder of LLMServingSim (github.com/casys-kaist/LLMServingSim, MIT).
 
 A folder has ``meta.yaml``; in it or in ``tp<N>`` below it are ``attention.csv``, ``dense.csv``,
-``per_sequence.csv`` and, for models with experts, ``moe.csv``: CUDA kernel times in microseconds, of
-one layer of one model on one rank. ``hardware.yaml`` above it may have collectives.
+``per_sequence.csv`` and, for models with experts, ``moe.csv``: CUDA kernel times in microseconds,
+of one layer of one model on one rank. ``hardware.yaml`` above it may have collectives.
 """
 
 import csv
