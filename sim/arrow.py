@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,20 @@ def table(columns: Mapping[str, Any]) -> pa.Table:
         for name, column in columns.items()
     }
     return pa.table(arrays)
+
+
+def read_parquet(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Answer those columns of a file that it has, each as `values` answers it.
+
+    Raises:
+        OSError, ValueError: a file that cannot be read, or is none.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415  # slow to import
+
+    with pq.ParquetFile(path) as file:
+        there = [name for name in names if name in file.schema_arrow.names]
+        read = file.read(there)
+    return {name: values(read.column(name)) for name in there}
 
 
 def values(column: pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -97,8 +97,8 @@ prefill_attention: *batch* requests of *query_len* queries each, behind *query_c
 mixed_attention: one chunk of *query_len* behind *query_context* in one call with the decodes.
 MLA is attention with one kv head of kv_lora_rank + qk_rope_head_dim elements.
 mla_decode_block, mla_prefill_block: the same with the projections and norms around it, from
-residual stream to residual stream, of DeepSeek-V3's widths (`sim.timing.layers.LATENT_BLOCK`); *dtype* is
-that of their weights.
+residual stream to residual stream, of DeepSeek-V3's widths (`sim.timing.layers.LATENT_BLOCK`);
+*dtype* is that of their weights.
 gemm: [num_tokens, k] x [k, n].
 moe: the experts of a layer that one of *num_gpus* ranks holds, which share them out whole, n wide
 inside, k outside. *num_experts* are those of the rank, *num_tokens* and *top_k* those of all ranks;
