@@ -78,9 +78,14 @@ def read_aiconfigurator(
     """
     systems, package_version = _package()
     if system not in SYSTEMS:
-        raise ConfigError(f"{_PACKAGE} system {system!r}; {did_you_mean(system, SYSTEMS)}")
+        if re.fullmatch(r"\w+", system) and (systems / "data" / system / "attention").is_dir():
+            known = ", ".join(SYSTEMS)
+            raise ConfigError(f"{_PACKAGE} system {system}: its GPU is not known; choices: {known}")
+        raise ConfigError(
+            f"{_PACKAGE} system {system!r} is unknown; {did_you_mean(system, SYSTEMS)}"
+        )
     if backend not in BACKENDS:
-        raise ConfigError(f"{_PACKAGE} backend {backend!r}; {did_you_mean(backend, BACKENDS)}")
+        raise ConfigError(f"{_PACKAGE} backend {backend!r} is unknown; {did_you_mean(backend, BACKENDS)}")
     gpu = get_gpu(SYSTEMS[system])
     spec = None if model is None else get_model(model)
     files = _Files(systems / "data" / system, backend, backend_version)
@@ -412,8 +417,9 @@ def _needed(table: TimingTable, model: ModelSpec, tp: int, where: str) -> Timing
         & (c["head_dim"] == shape.head_dim)
     )
     notes = [f"rows that one of {tp} ranks of {model.name} needs"]
-    if not kept.any():
-        notes.append(f"no attention for {shape}")
+    for what in ("decode", "prefill"):
+        if not any(what in op for op in c["op"][kept].tolist()):
+            notes.append(f"no {what} attention for {shape}")
     kept |= (c["op"] == "all_reduce") & (c["num_gpus"] == tp)
     for (dtype,) in table.where(op="gemm").distinct("dtype"):
         kept |= _neighbours(table, (c["op"] == "gemm") & (c["dtype"] == dtype), model, tp)
