@@ -48,7 +48,7 @@ ONLY_IN = {
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {"sim/comparison.py"},
-    "pyarrow": {"sim/result_tables.py", "sim/arrow.py", "sim/results.py"},
+    "pyarrow": {f"sim/{name}.py" for name in ("result_tables", "arrow", "results", "timing/table")},
     "matplotlib": {"sim/plots.py"},
     "pandas": {"sim/plots.py"},
     "torch": set[str](),

@@ -85,7 +85,8 @@ def read_aiconfigurator(
             f"{_PACKAGE} system {system!r} is unknown; {did_you_mean(system, SYSTEMS)}"
         )
     if backend not in BACKENDS:
-        raise ConfigError(f"{_PACKAGE} backend {backend!r} is unknown; {did_you_mean(backend, BACKENDS)}")
+        near = did_you_mean(backend, BACKENDS)
+        raise ConfigError(f"{_PACKAGE} backend {backend!r} is unknown; {near}")
     gpu = get_gpu(SYSTEMS[system])
     spec = None if model is None else get_model(model)
     files = _Files(systems / "data" / system, backend, backend_version)
