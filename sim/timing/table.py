@@ -341,7 +341,8 @@ def _read_columns(path: Path, shown: str) -> Columns:
     from sim import arrow  # noqa: PLC0415
 
     try:
-        table = pq.read_table(path, partitioning=None)
+        with pq.ParquetFile(path) as file:
+            table = file.read()
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         reason = plain(reason.partition("\n")[0])

@@ -145,7 +145,7 @@ def _all_decodes(axis: str, times_l2: int) -> list[float]:
     [
         ("batch", 1, 10),  # 2.0 and 9.5 %
         ("batch", 2, 10),  # 1.7 and 9.0 %
-        ("context", 1, 14),  # 1.7 and 12.9 %: nine in ten of the errors above 10 % are next to L2
+        ("context", 1, 14),  # 1.7 and 12.9 %: most large errors are next to the L2 size
         ("context", 2, 10),  # 1.0 and 6.5 %
     ],
 )
