@@ -64,8 +64,8 @@ def _gemm(table: TimingTable) -> _Work:
 
 
 _WORK = {"decode_attention": _decode, "prefill_attention": _prefill, "gemm": _gemm}
-"""The operations whose least work is known. Queries, outputs and the activations' full width are not
-counted."""
+"""The operations whose least work is known. Queries and outputs of attention are not counted, and
+activations of products with one byte an element."""
 
 
 def _token_bytes(table: TimingTable) -> FloatArray:
