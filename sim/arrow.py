@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,57 @@ def table(columns: Mapping[str, Any]) -> pa.Table:
         for name, column in columns.items()
     }
     return pa.table(arrays)
+
+
+def read_parquet(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Answer those columns of a file that it has, each as `values` answers it.
+
+    Raises:
+        OSError, ValueError: a file that cannot be read, or is none.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415  # slow to import
+
+    with pq.ParquetFile(path) as file:
+        there = [name for name in names if name in file.schema_arrow.names]
+        read = file.read(there)
+    return {name: values(read.column(name)) for name in there}
+
+
+def values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Answer *column*, numbers or text; numbers that are null are NaN. Equal texts are one object.
+
+    Raises:
+        ValueError: texts that are null.
+    """
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        wide = pa.int64() if pa.types.is_integer(column.type) else pa.float64()
+        chunks = (column if column.type == wide else column.cast(wide)).chunks
+        none = np.array([], wide.to_pandas_dtype())
+        return np.concatenate([none, *(_numbers(chunk) for chunk in chunks)])
+    if column.null_count:
+        raise ValueError("texts that are null")
+    column = column if column.type == pa.string() else column.cast(pa.string())
+    coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    if isinstance(coded, pa.ChunkedArray):  # of no rows
+        return np.array([], dtype=object)
+    texts = np.array(coded.dictionary.to_pylist(), dtype=object)
+    chosen: npt.NDArray[Any] = texts[_numbers(coded.indices)]
+    return chosen
+
+
+def _numbers(chunk: pa.Array) -> npt.NDArray[Any]:
+    """Answer numbers in an array of NumPy's, in the memory they are in unless some are null.
+
+    ``to_numpy`` would do, and imports pandas.
+    """
+    validity, data = chunk.buffers()
+    dtype = {"int32": np.int32, "int64": np.int64, "double": np.float64}[str(chunk.type)]
+    place = slice(chunk.offset, chunk.offset + len(chunk))
+    numbers: npt.NDArray[Any] = np.frombuffer(data or b"", dtype)[place]
+    if chunk.null_count:
+        there = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[place]
+        numbers = np.where(there, numbers, np.nan)
+    return numbers
 
 
 def _validity(missing: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:

@@ -24,6 +24,12 @@ PS_PER_US = 10**6
 MAX_CELLS = 2_000_000
 """Most combinations of the sizes of one operation; a grid that is measured has some thousands."""
 
+LONG_CHUNK = 512
+"""Tokens from which a chunk's time beyond the floor is taken for a line per token: it grows with
+tokens and their pairs. Shorter ones fill the GPU in waves, and time itself is the better line."""
+
+LATENT_BLOCK_OPS = ("mla_decode_block", "mla_prefill_block")
+
 Prefills = Sequence[tuple[int, int]]
 """(chunk, context) as `sim.timing.base.StepBatch` has them."""
 
@@ -34,6 +40,14 @@ class Segment(NamedTuple):
     max_context: int
     fixed: float
     per_context: float
+
+
+class Cost(Protocol):
+    """Prices one kernel by a size: tokens, requests. Times in picoseconds."""
+
+    def at(self, size: float) -> float | None:
+        """Answer the time of *size*; None if nothing is known of it."""
+        ...
 
 
 class AttentionCost(Protocol):
@@ -70,17 +84,26 @@ class TableAttention:
     """
 
     def __init__(
-        self, table: TimingTable, *, decode_factor: float = 1.0, warm_tokens: float = 0.0
+        self,
+        table: TimingTable,
+        *,
+        decode_factor: float = 1.0,
+        warm_tokens: float = 0.0,
+        is_block: bool = False,
     ) -> None:
-        """Take rows of one kernel and shape.
+        """Take rows of one shape, one for each size.
 
-        *decode_factor* for another block size than theirs; *warm_tokens* whose keys and values were
-        in the L2 cache when decodes were measured.
+        *decode_factor* is for another block size than theirs; *warm_tokens* had their keys and
+        values in the L2 cache when decodes were measured; *is_block*: rows of whole blocks of
+        latent attention, not of its kernel.
         """
         self._factor = decode_factor
         self._warm_tokens = warm_tokens
-        self._decode = _Grid(table.where(op="decode_attention"), ("batch", "context"))
-        one = table.where(op="prefill_attention", batch=1)
+        decode, prefill = (
+            LATENT_BLOCK_OPS if is_block else ("decode_attention", "prefill_attention")
+        )
+        self._decode = _Grid(table.where(op=decode), ("batch", "context"))
+        one = table.where(op=prefill, batch=1)
         self._prefill = _Grid(one, ("query_len", "query_context"), fill=(1, 0))
         names = ("batch", "context", "query_len", "query_context")
         self._mixed = _Grid(table.where(op="mixed_attention"), names, fill=(1, 3, 2, 0))
@@ -268,28 +291,34 @@ def _chunk_time(
     history: int,
 ) -> float | None:
     """Answer the time of one chunk behind *history*; None above what was measured."""
-    if len(histories) == 1 and history:
-        return _behind_history(grid, lengths, chunk, history)
-    row, column = bracket(lengths, chunk), bracket(histories, history)
-    if row is None or column is None:
+    floor = float(grid[0, 0])
+    if len(histories) == 1 and history:  # of whole prompts: the share of the pairs of query and key
+        whole = _by_length(grid[:, 0], lengths, history + chunk, floor)
+        share = 1 - (history / (history + chunk)) ** 2
+        return None if whole is None else max(floor, whole * share)
+    column = bracket(histories, history)
+    if column is None:
         return None
-    low, high = (float(_between(grid[place], column)) for place in row[:2])
-    return low + row.weight * (high - low)
+    return _by_length(_between(grid.T, column), lengths, chunk, floor)
 
 
-def _behind_history(
-    grid: npt.NDArray[np.float64], lengths: Sequence[float], chunk: int, history: int
+def _by_length(
+    times: npt.NDArray[np.float64], lengths: Sequence[float], chunk: int, floor: float
 ) -> float | None:
-    """Answer the time of a chunk behind history, from whole prompts only.
+    """Answer the time of a chunk between *lengths*; None above.
 
-    Of a prompt of history + chunk tokens the chunk attends the share 1 - (h / (h + n))^2 of the
-    pairs of query and key.
+    Between `LONG_CHUNK` and more, what is beyond *floor* is linear per token. (Leaving out lengths
+    of public tables, a line through the times misses by four times as much at the median:
+    results/timing_fits.)
     """
-    place = bracket(lengths, history + chunk)
+    place = bracket(lengths, chunk)
     if place is None:
         return None
-    whole = float(_between(grid[:, 0], place))
-    return max(float(grid[0, 0]), whole * (1 - (history / (history + chunk)) ** 2))
+    low, high, weight = place
+    if low == high or lengths[low] < LONG_CHUNK:
+        return float(_between(times, place))
+    per_token = [(times[knot] - floor) / lengths[knot] for knot in (low, high)]
+    return float(floor + chunk * (per_token[0] + weight * (per_token[1] - per_token[0])))
 
 
 def growing(times: FloatArray) -> FloatArray:
@@ -322,6 +351,32 @@ def _segments(contexts: FloatArray, times: FloatArray) -> list[Segment]:
         slope = float((stop - start) / (right - left))
         segments.append(Segment(int(right), float(start - slope * left), slope))
     return segments
+
+
+class WithProducts:
+    """Attention and the products around it: what stands in for a measured block of them."""
+
+    def __init__(self, attention: AttentionCost, products: Sequence[Cost]) -> None:
+        """Take *products* of one layer, priced by tokens."""
+        self._attention, self._products = attention, products
+        self.covers = attention.covers
+
+    def decode_segments(self, num_decodes: int) -> list[Segment]:
+        """Answer those of attention, each longer by the products."""
+        more = self._of_products(num_decodes)
+        return [
+            segment._replace(fixed=segment.fixed + more)
+            for segment in self._attention.decode_segments(num_decodes)
+        ]
+
+    def step_time(self, prefills: Prefills, num_decodes: int, decode_context: int) -> float | None:
+        """Answer the time of attention and of the products over all tokens of the step."""
+        time = self._attention.step_time(prefills, num_decodes, decode_context)
+        num_tokens = num_decodes + sum(chunk for chunk, _ in prefills)
+        return None if time is None else time + self._of_products(num_tokens)
+
+    def _of_products(self, num_tokens: int) -> float:
+        return sum((product.at(num_tokens) or 0.0 for product in self._products), start=0.0)
 
 
 class RooflineAttention:

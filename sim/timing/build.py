@@ -13,22 +13,26 @@ from sim.hardware import GpuSpec
 from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
-from sim.timing.attention import AttentionCost, TableAttention
+from sim.timing.attention import LATENT_BLOCK_OPS, AttentionCost, Cost, TableAttention, WithProducts
 from sim.timing.base import TableFile, TimeSource
-from sim.timing.kernels import Cost, CudaGraphs, KernelStepTime, PricedCall
+from sim.timing.kernels import CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import (
     AttentionShape,
     Call,
+    attention_projections,
     attention_shape,
     calls_of,
     expert_shape,
+    has_latent_block,
 )
 from sim.timing.roofline import Fits
 from sim.timing.table import LAYER_OPS, TimingTable, load
 from sim.timing.table_costs import (
     MeasuredExperts,
+    chosen,
     curve_of,
     expert_rows,
+    of_dtype,
     product_of,
     transfer_of,
 )
@@ -83,6 +87,7 @@ class _Builder:
         )
         self._sources: dict[tuple[str, str], list[str]] = {}
         self._table: TimingTable | None = None
+        self._in_block: set[str] = set()
         self._fits: Fits | ConfigError
         try:
             self._fits = Fits(deployment.gpu)
@@ -105,7 +110,7 @@ class _Builder:
                 self._deployment.tensor_parallel_size,
                 enable_expert_parallel=self._deployment.enable_expert_parallel,
             )
-            if (priced := self._priced(call)) is not None
+            if call.op not in self._in_block and (priced := self._priced(call)) is not None
         ]
         overhead = self._timing.host_overhead
         if overhead:
@@ -182,6 +187,9 @@ class _Builder:
         """Answer the cost of attention, and that of batches beyond it if the user permits."""
         if self._table is not None:
             table = self._table
+            block = self._latent_block(table)
+            if block is not None:
+                return block, self._fitted_block() if self._may_fall_back else None
             rows = table.at(np.flatnonzero(_is_attention(table)))
             if len(rows):
                 measured = self._table_attention(rows)
@@ -199,6 +207,31 @@ class _Builder:
         factor = self._factor(fits.page)
         return fits.attention(self._shape, dtype_bytes(self._model), kv_bytes, factor)
 
+    def _latent_block(self, table: TimingTable) -> TableAttention | None:
+        """Answer the cost of attention with all around it, if *table* has it for this model.
+
+        Its products are then part of attention. A step with chunks and decodes counts their weights
+        twice; the block size is that of the rows.
+        """
+        if not has_latent_block(self._model):
+            return None
+        rows = table.at(np.flatnonzero(np.isin(table.columns["op"], LATENT_BLOCK_OPS)))
+        rows = of_dtype(self._of_kv_dtype(rows.where(num_heads=self._shape.num_heads)))
+        if not len(rows):
+            return None
+        projections = attention_projections(self._model, self._deployment.tensor_parallel_size)
+        self._in_block = {"rotary_emb", *(call.op for call in projections)}
+        self._note_table("decode attention, prefill attention", rows, ", with its projections")
+        return TableAttention(_each_chosen(rows), is_block=True)
+
+    def _fitted_block(self) -> AttentionCost:
+        projections = attention_projections(self._model, self._deployment.tensor_parallel_size)
+        products = [self._from_fits(call) for call in projections]
+        return WithProducts(self._fitted_attention(), [cost for cost in products if cost])
+
+    def _of_kv_dtype(self, rows: TimingTable) -> TimingTable:
+        return rows.at(np.flatnonzero(np.isin(rows.columns["kv_dtype"], self._kv_dtypes())))
+
     def _table_attention(self, rows: TimingTable) -> TableAttention | None:
         """Answer the cost from *rows* of this rank's heads; None if there are none and may be none.
 
@@ -208,9 +241,7 @@ class _Builder:
         shape = self._shape
         wanted = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         heads = ("num_heads", "num_kv_heads", "head_dim")
-        same = rows.where(**dict(zip(heads, wanted, strict=True)))
-        if len(same):
-            same = same.at(np.flatnonzero(np.isin(same.columns["kv_dtype"], self._kv_dtypes())))
+        same = of_dtype(self._of_kv_dtype(rows.where(**dict(zip(heads, wanted, strict=True)))))
         if not len(same):
             if self._may_fall_back:
                 return None
@@ -225,10 +256,7 @@ class _Builder:
         sizes = [int(size) for (size,) in same.distinct("block_size")]
         mine = self._deployment.block_size
         block_size = mine if mine in sizes else min(sizes, key=lambda size: _far(size, mine))
-        same = same.where(block_size=block_size)
-        kernels = same.columns["kernel"].tolist()
-        kernel = max(sorted(set(kernels)), key=kernels.count)
-        same = same.where(kernel=kernel)
+        same = _each_chosen(same.where(block_size=block_size))
         where = f"page {block_size}" if block_size else "contiguous"
         self._note_table("decode attention, prefill attention", same, f", {where}")
         self._note_factor(block_size)
@@ -291,7 +319,7 @@ class _Builder:
             if len(rows):
                 cost = transfer_of(rows, call.bytes_per_token)
         elif call.op == "moe":
-            rows = expert_rows(rows, self._experts, call.k)
+            rows = of_dtype(expert_rows(rows, self._experts, call.k))
             if len(rows):
                 cost = MeasuredExperts(rows, self._experts)
         elif len(rows):
@@ -320,6 +348,16 @@ class _Builder:
 def _is_attention(table: TimingTable) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     ops = ("decode_attention", "prefill_attention", "mixed_attention")
     return np.isin(table.columns["op"], ops)
+
+
+def _each_chosen(rows: TimingTable) -> TimingTable:
+    """Answer, of every operation, the rows of the kernels that are `chosen`."""
+    kept = np.zeros(len(rows), dtype=np.bool_)
+    for (op,) in rows.distinct("op"):
+        place = np.flatnonzero(rows.columns["op"] == op)
+        kernels = set(chosen(rows.at(place)).columns["kernel"].tolist())
+        kept[place] = [kernel in kernels for kernel in rows.columns["kernel"][place]]
+    return rows.at(np.flatnonzero(kept))
 
 
 def _distance(row: Sequence[object], wanted: tuple[int, ...]) -> float:

@@ -6,24 +6,16 @@ gap between kernels: vLLM replays CUDA graphs and decides the next step while th
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from sim.columns import Columns, FloatArray
 from sim.errors import TimingRangeError
-from sim.timing.attention import AttentionCost, Segment, decode_times
+from sim.timing.attention import AttentionCost, Cost, Segment, decode_times
 from sim.timing.base import TICKS_PER_PS, UNLIMITED, DecodeLine, StepBatch, TableFile, TimeSource
 from sim.timing.layers import PER_SEQUENCE, Term
 from workloads.record import PS_PER_S, IntArray
-
-
-class Cost(Protocol):
-    """Prices one kernel by a size: tokens, requests. Times in picoseconds."""
-
-    def at(self, size: float) -> float | None:
-        """Answer the time of *size*; None if nothing is known of it."""
-        ...
 
 
 class PricedCall(NamedTuple):

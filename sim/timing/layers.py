@@ -18,6 +18,17 @@ PER_SEQUENCE: Term = "lm_head and sampling"
 """The term that grows with requests, not with tokens."""
 
 
+LATENT_BLOCK = {
+    "hidden_size": 7168,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+"""Widths of DeepSeek-V3's attention, as whole blocks of latent attention were measured."""
+
+
 class Call(NamedTuple):
     """A kernel that a step launches *launches* times, for all tokens or for one of every request.
 
@@ -117,6 +128,11 @@ def expert_shape(
     )
 
 
+def has_latent_block(model: ModelSpec) -> bool:
+    """Whether the attention of *model* has the widths of `LATENT_BLOCK`, with any heads."""
+    return all(getattr(model, name) == width for name, width in LATENT_BLOCK.items())
+
+
 def calls_of(
     model: ModelSpec, tensor_parallel_size: int, *, enable_expert_parallel: bool = False
 ) -> list[Call]:
@@ -127,7 +143,7 @@ def calls_of(
     """
     tp, layers, hidden = tensor_parallel_size, model.num_hidden_layers, model.hidden_size
     calls = [
-        *_attention_projections(model, tp),
+        *attention_projections(model, tp),
         *_mlp(model, tp, enable_expert_parallel=enable_expert_parallel),
         Call("norms and activations", "embedding", 1),
         Call("norms and activations", "layernorm", 2 * layers),
@@ -147,7 +163,8 @@ def calls_of(
     return [call for call in calls if call.launches]
 
 
-def _attention_projections(model: ModelSpec, tp: int) -> list[Call]:
+def attention_projections(model: ModelSpec, tp: int) -> list[Call]:
+    """Answer the products around the attention of every layer."""
     layers, hidden = model.num_hidden_layers, model.hidden_size
     heads, kv_heads, dim, _ = attention_shape(model, tp)
     if not model.is_mla:

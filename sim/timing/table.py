@@ -3,10 +3,10 @@
 One row is one measurement: an operation, what identifies its kernel, the size of the call, and its
 time. `OPERATIONS` lists what identifies a row of each operation, and its sizes; a column that an
 operation does not use is 0 or empty. Times are of one call on one GPU of a tensor-parallel group,
-in microseconds.
+in microseconds; ``spread_us`` is the largest less the smallest of several measurements, else NaN.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +40,8 @@ COUNT_COLUMNS = (
 )
 TIME_COLUMNS = ("latency_us", "spread_us")
 COLUMNS = (*TEXT_COLUMNS, *COUNT_COLUMNS, *TIME_COLUMNS)
+SORTED_BY = ("op", "kernel", "dtype", "kv_dtype", *COUNT_COLUMNS)
+"""The key of a row: operation, identity, sizes."""
 
 PROVENANCES = ("measured", "fitted", "assumed")
 """What a time is worth, best first."""
@@ -82,8 +84,11 @@ OPERATIONS: dict[str, Operation] = {
     "prefill_attention": Operation(_ATTENTION, ("batch", "query_len", "query_context")),
     "mixed_attention": Operation(_ATTENTION, ("batch", "context", "query_len", "query_context")),
     "gemm": Operation(("kernel", "dtype", "n", "k"), ("num_tokens",)),
+    "mla_decode_block": Operation(_ATTENTION, ("batch", "context")),
+    "mla_prefill_block": Operation(_ATTENTION, ("batch", "query_len", "query_context")),
     "moe": Operation(
-        ("kernel", "dtype", "n", "k", "num_experts", "top_k"), ("num_tokens", "num_active_experts")
+        ("kernel", "dtype", "n", "k", "num_experts", "top_k", "num_gpus"),
+        ("num_tokens", "num_active_experts"),
     ),
     "all_reduce": Operation(("kernel", "dtype", "num_gpus"), ("message_bytes",)),
     "all_gather": Operation(("kernel", "dtype", "num_gpus"), ("message_bytes",)),
@@ -95,8 +100,13 @@ decode_attention: *batch* requests of one query each, behind *context* tokens of
 prefill_attention: *batch* requests of *query_len* queries each, behind *query_context* of history.
 mixed_attention: one chunk of *query_len* behind *query_context* in one call with the decodes.
 MLA is attention with one kv head of kv_lora_rank + qk_rope_head_dim elements.
-gemm: [num_tokens, k] x [k, n]. moe: all experts of a layer, n wide inside, k outside, of which the
-tokens touch *num_active_experts* (0: as many as uniform routing makes likely).
+mla_decode_block, mla_prefill_block: the same with the projections and norms around it, from
+residual stream to residual stream, of DeepSeek-V3's widths (`sim.timing.layers.LATENT_BLOCK`);
+*dtype* is that of their weights.
+gemm: [num_tokens, k] x [k, n].
+moe: the experts of a layer that one of *num_gpus* ranks holds, which share them out whole, n wide
+inside, k outside. *num_experts* are those of the rank, *num_tokens* and *top_k* those of all ranks;
+the tokens touch *num_active_experts* (0: as many as uniform routing makes likely).
 all_reduce, all_gather: *message_bytes* come from each of *num_gpus*.
 History is what is in the cache before the step."""
 
@@ -173,21 +183,79 @@ def make_table(info: TableInfo, rows: Iterable[Mapping[str, Any]], where: str) -
     """
     listed = list(rows)
     columns: Columns = {}
+    for name in dict.fromkeys(name for row in listed for name in row):
+        missing = _missing(info, name)
+        dtype = object if name in TEXT_COLUMNS else np.float64 if name in TIME_COLUMNS else np.int64
+        columns[name] = np.array([row.get(name, missing) for row in listed], dtype=dtype)
+    return of_columns(info, columns, where)
+
+
+def of_columns(
+    info: TableInfo, columns: Columns, where: str, *, merge_repeats: bool = False
+) -> TimingTable:
+    """Answer the table of *columns* [n], sorted; columns that lack are 0, empty or unknown.
+
+    *merge_repeats*: of rows with the same key answer one, with their median and spread.
+
+    Raises:
+        ConfigError: as `check_columns`; *where* says of which table.
+    """
+    num_rows = len(next(iter(columns.values()), ()))
+    whole: Columns = {
+        name: columns[name] if name in columns else np.full(num_rows, _missing(info, name))
+        for name in COLUMNS
+    }
     for name in TEXT_COLUMNS:
-        missing = info.provenance if name == "provenance" else ""
-        columns[name] = np.array([row.get(name, missing) for row in listed], dtype=object)
-    for name in COUNT_COLUMNS:
-        columns[name] = np.array([row.get(name, 0) for row in listed], dtype=np.int64)
-    for name in TIME_COLUMNS:
-        columns[name] = np.array([row.get(name, np.nan) for row in listed], dtype=np.float64)
-    order = np.array(sorted(range(len(listed)), key=_sort_keys(columns).__getitem__), np.int64)
-    return checked(TimingTable(info, columns).at(order), where)
+        whole[name] = whole[name].astype(object)
+    keys = [_codes(whole[name]) for name in reversed(SORTED_BY)]
+    keys = [key for key in keys if num_rows and key.min() != key.max()]  # the rest sorts nothing
+    order = np.lexsort([whole["latency_us"], *keys])
+    table = TimingTable(info, whole).at(order)
+    if merge_repeats and num_rows:
+        table = _merged(table)
+    return checked(table, where)
 
 
-def _sort_keys(columns: Columns) -> list[tuple[Any, ...]]:
-    """Answer what rows are sorted by: operation, identity, sizes."""
-    names = ("op", "kernel", "dtype", "kv_dtype", *COUNT_COLUMNS)
-    return list(zip(*(columns[name].tolist() for name in names), strict=True))
+def _missing(info: TableInfo, name: str) -> str | int | float:
+    """Answer what a row has in a column that it lacks."""
+    if name in TEXT_COLUMNS:
+        return info.provenance if name == "provenance" else ""
+    return np.nan if name in TIME_COLUMNS else 0
+
+
+def _merged(table: TimingTable) -> TimingTable:
+    """Answer one row a key: the median of its times, which are ascending, and their spread."""
+    first = np.flatnonzero(np.append(True, _steps(table.columns) != 0))
+    counts = np.diff(np.append(first, len(table)))
+    times = table.columns["latency_us"]
+    low, high = times[first + (counts - 1) // 2], times[first + counts // 2]
+    spread = times[first + counts - 1] - times[first]
+    merged = table.at(first)
+    merged.columns["latency_us"] = (low + high) / 2
+    merged.columns["spread_us"] = np.where(counts > 1, spread, merged.columns["spread_us"])
+    return merged
+
+
+def _codes(column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Answer numbers that sort as the values of *column*."""
+    if column.dtype != object:
+        return column
+    values = column.tolist()
+    ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
+    return np.fromiter(map(ranks.__getitem__, values), np.int64, len(values))
+
+
+def _steps(columns: Columns) -> npt.NDArray[np.int64]:
+    """Answer for every row but the first whether its key is larger (1) than the one before it.
+
+    0 is the same, -1 smaller.
+    """
+    steps = np.zeros(max(len(columns["op"]) - 1, 0), dtype=np.int64)
+    for name in SORTED_BY:
+        column = columns[name]
+        if name not in TEXT_COLUMNS or len(set(column.tolist())) > 1:
+            steps = np.where(steps == 0, np.sign(np.diff(_codes(column))), steps)
+    return steps
 
 
 def check_columns(columns: Columns, where: str) -> None:
@@ -209,18 +277,19 @@ def check_columns(columns: Columns, where: str) -> None:
     bad = ~(np.isfinite(latency) & (latency > 0))
     _first(bad, latency, f"{where}: column latency_us", "more than 0 microseconds")
     _first(spread < 0, spread, f"{where}: column spread_us", "0 or more microseconds")
-    keys = _sort_keys(columns)
-    for row in range(1, len(keys)):
-        if keys[row] == keys[row - 1]:
+    steps = _steps(columns)
+    wrong = np.flatnonzero(steps <= 0)
+    if len(wrong):
+        row = int(wrong[0]) + 1
+        if steps[row - 1] == 0:
             raise ConfigError(
                 f"{where}: rows {row} and {row + 1} have the same key ({_shown(columns, row)}); "
                 "expected one row a measurement"
             )
-        if keys[row] < keys[row - 1]:
-            raise ConfigError(
-                f"{where}: row {row + 1} ({_shown(columns, row)}) is out of order; expected rows "
-                f"sorted by op, kernel, dtype, kv_dtype, {COUNT_COLUMNS[0]}, ... in this order"
-            )
+        raise ConfigError(
+            f"{where}: row {row + 1} ({_shown(columns, row)}) is out of order; expected rows "
+            f"sorted by op, kernel, dtype, kv_dtype, {COUNT_COLUMNS[0]}, ... in this order"
+        )
 
 
 def checked(table: TimingTable, where: str) -> TimingTable:
@@ -321,8 +390,11 @@ def read_columns(path: Path, shown: str) -> Columns:
     import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    from sim import arrow  # noqa: PLC0415
+
     try:
-        table = pq.ParquetFile(path).read()
+        with pq.ParquetFile(path) as file:
+            table = file.read()
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         reason = plain(reason.partition("\n")[0])
@@ -344,7 +416,7 @@ def read_columns(path: Path, shown: str) -> Columns:
         if not is_kind(column.type) or (column.null_count and name != "spread_us"):
             what = f"{column.type} with {column.null_count} nulls"
             raise FileError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
-        columns[name] = np.array(column.to_pylist(), dtype=dtype)
+        columns[name] = arrow.values(column).astype(dtype, copy=False)
     return columns
 
 
@@ -365,12 +437,8 @@ def save(table: TimingTable, path: str | Path) -> None:
     from sim import arrow  # noqa: PLC0415
 
     path = Path(path)
-    texts = {name: arrow.strings(_texts(table.columns[name])) for name in TEXT_COLUMNS}
+    texts = {name: arrow.strings(table.columns[name].tolist()) for name in TEXT_COLUMNS}
     arrays = arrow.table({**table.columns, **texts}).select(COLUMNS)
     with atomic(path) as temporary:
         pq.write_table(arrays, temporary, compression="zstd")
         write_json(sidecar(path), table.info)
-
-
-def _texts(column: npt.NDArray[Any]) -> Sequence[str]:
-    return [str(value) for value in column]

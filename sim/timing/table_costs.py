@@ -4,19 +4,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.timing.attention import PS_PER_US
+from sim.timing.attention import PS_PER_US, Cost
 from sim.timing.curves import Bracket, Curve, bracket
-from sim.timing.kernels import Cost
 from sim.timing.layers import ExpertShape
-from sim.timing.table import TimingTable
+from sim.timing.table import OPERATIONS, TimingTable
+
+
+def chosen(rows: TimingTable) -> TimingTable:
+    """Answer the rows of what prices one operation, of one identity but for the kernel.
+
+    Kernels that have no size in common are what a library chose by size: all of them. Where there
+    are two for one size, the one kernel with most rows.
+    """
+    if len(rows):
+        sizes = OPERATIONS[rows.columns["op"][0]].sizes
+        if len(rows.distinct(*sizes)) < len(rows):
+            kernels = rows.columns["kernel"].tolist()
+            rows = rows.where(kernel=max(sorted(set(kernels)), key=kernels.count))
+    return rows
+
+
+def of_dtype(rows: TimingTable) -> TimingTable:
+    """Answer the rows in bfloat16 or float16, which are equally fast; all if there are neither."""
+    wanted = {"bfloat16", "float16"} & set(rows.columns["dtype"].tolist())
+    return rows.where(dtype=min(wanted)) if wanted else rows
 
 
 def curve_of(rows: TimingTable, size: str) -> Curve:
-    """Answer the time over *size*; of several kernels, the one with most rows."""
-    kernels = rows.columns["kernel"].tolist()
-    rows = rows.where(kernel=max(sorted(set(kernels)), key=kernels.count))
-    times = rows.columns["latency_us"] * PS_PER_US
-    return Curve(rows.columns[size].tolist(), times.tolist())
+    """Answer the time over *size*, by the kernels that are `chosen`."""
+    rows = chosen(rows)
+    order = np.argsort(rows.columns[size], kind="stable")
+    times = rows.columns["latency_us"][order] * PS_PER_US
+    return Curve(rows.columns[size][order].tolist(), times.tolist())
 
 
 class _Scaled:
@@ -57,8 +76,7 @@ class _Product:
 
 def product_of(rows: TimingTable, n: int, k: int) -> Cost | None:
     """Answer the time of a product by its rows; None if n or k is larger than any measured."""
-    wanted = {"bfloat16", "float16"} & set(rows.columns["dtype"].tolist())
-    rows = rows.where(dtype=max(wanted)) if wanted else rows
+    rows = of_dtype(rows)
     places = [(np.unique(rows.columns[name]).tolist(), size) for name, size in (("n", n), ("k", k))]
     n_bracket, k_bracket = (bracket(knots, size) for knots, size in places)
     if n_bracket is None or k_bracket is None:
