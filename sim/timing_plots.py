@@ -18,11 +18,13 @@ from sim.files import atomic
 from sim.hardware import GpuSpec, get_gpu
 from sim.kv_spec import DTYPE_BYTES, KV_DTYPE_BYTES, dtype_bytes
 from sim.models import ModelSpec
-from sim.timing.attention import PS_PER_US, AttentionCost, TableAttention, decode_times
+from sim.timing.attention import AttentionCost, decode_times
+from sim.timing.base import PS_PER_US
 from sim.timing.build import block_size_factor
 from sim.timing.layers import DEEPSEEK_V3_DIMS, AttentionShape, attention_shape, calls_of
 from sim.timing.roofline import Fits
 from sim.timing.table import LAYER_OPS, OPERATIONS, TimingTable
+from sim.timing.table_attention import TableAttention
 from workloads.errors import did_you_mean
 
 MAX_BATCHES = 5

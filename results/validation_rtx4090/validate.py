@@ -35,14 +35,15 @@ from sim.options import settings
 from sim.results import manifest
 from sim.settings import FLAG_RANK, Given, resolve
 from sim.simulation import RunResult, Simulation
-from sim.timing import attention, curves
-from sim.timing.attention import Segment, TableAttention
+from sim.timing import curves, table_attention
+from sim.timing.attention import Segment
 from sim.timing.base import UNLIMITED, StepTimeModel
 from sim.timing.importers.llmservingsim import read_profile
 from sim.timing.kernels import Cost, CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import PER_SEQUENCE, calls_of
 from sim.timing.roofline import fitted_gpu_names
 from sim.timing.table import TimingTable, make_table, save
+from sim.timing.table_attention import TableAttention
 from sim.timing.table_costs import curve_of
 from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
 
@@ -503,7 +504,7 @@ _LINEAR = curves.bracket
 def _log_axes() -> Iterator[None]:
     with (
         mock.patch.object(curves, "bracket", _log_bracket),
-        mock.patch.object(attention, "bracket", _log_bracket),
+        mock.patch.object(table_attention, "bracket", _log_bracket),
     ):
         yield
 

@@ -11,6 +11,7 @@ whole ticks, so that the sum of a run of steps and its closed form are equal; at
 rounding of the slope (tens of ps a context token) would show."""
 
 TICKS_PER_S = TICKS_PER_PS * PS_PER_S
+PS_PER_US = 10**6
 
 
 class StepBatch(NamedTuple):

@@ -13,7 +13,7 @@ from sim.hardware import GpuSpec
 from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
-from sim.timing.attention import LATENT_BLOCK_OPS, AttentionCost, Cost, TableAttention, WithProducts
+from sim.timing.attention import AttentionCost, Cost, WithProducts
 from sim.timing.base import TableFile, TimeSource
 from sim.timing.kernels import CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import (
@@ -27,6 +27,7 @@ from sim.timing.layers import (
 )
 from sim.timing.roofline import Fits
 from sim.timing.table import LAYER_OPS, TimingTable, load
+from sim.timing.table_attention import LATENT_BLOCK_OPS, TableAttention
 from sim.timing.table_costs import (
     MeasuredExperts,
     chosen,
@@ -141,7 +142,7 @@ class _Builder:
                 f"{shown} was measured on {info.gpu}, and --gpu is {self._deployment.gpu.name}: "
                 f"expected --gpu {info.gpu}, or a table of that GPU"
             )
-        if not np.isin(table.columns["op"], LAYER_OPS).any():
+        if not self._has_layers(table):
             return
         if info.model != self._model.name:
             raise ConfigError(
@@ -153,6 +154,11 @@ class _Builder:
                 f"{shown} has layers of one of {info.tensor_parallel_size} ranks, and "
                 f"--tensor-parallel-size is {tp}: expected a table of that size"
             )
+
+    @staticmethod
+    def _has_layers(table: TimingTable) -> bool:
+        """Whether *table* is of the layers of one model."""
+        return bool(np.isin(table.columns["op"], LAYER_OPS).any())
 
     def _note(self, terms: str, provenance: str, description: str) -> None:
         self._sources.setdefault((provenance, description), []).append(terms)
@@ -178,6 +184,8 @@ class _Builder:
         if isinstance(self._fits, ConfigError):
             if self._table is None:
                 raise self._fits
+            if self._may_fall_back:
+                raise ConfigError(f"--timing-fallback roofline: {self._fits}")
             raise ConfigError(f"the timing table has no {what}, and {self._fits}")
         return self._fits
 
@@ -257,13 +265,25 @@ class _Builder:
         mine = self._deployment.block_size
         block_size = mine if mine in sizes else min(sizes, key=lambda size: _far(size, mine))
         same = _each_chosen(same.where(block_size=block_size))
-        where = f"page {block_size}" if block_size else "contiguous"
-        self._note_table("decode attention, prefill attention", same, f", {where}")
-        self._note_factor(block_size)
+        where = f", page {block_size}" if block_size else ", contiguous"
+        ops = set(same.columns["op"].tolist())
+        missing = None
+        if "decode_attention" not in ops:
+            missing = "decode attention"
+        elif ops == {"decode_attention"}:
+            missing = "prefill attention"
+        for terms in ("decode attention", "prefill attention"):
+            if terms == missing:
+                self._note_fit(terms, self._needed_fits(terms))
+            else:
+                self._note_table(terms, same, where)
+        if missing != "decode attention":
+            self._note_factor(block_size)
         return TableAttention(
             same,
             decode_factor=self._factor(block_size),
             warm_tokens=self._warm_tokens(same),
+            other=None if missing is None else self._fitted_attention(),
         )
 
     def _warm_tokens(self, rows: TimingTable) -> float:
@@ -303,7 +323,7 @@ class _Builder:
         if cost is not None:
             fallback = self._from_fits(call) if self._may_fall_back else None
             return PricedCall(call.term, call.op, call.launches, cost, fallback)
-        if self._table is not None and call.op == "gate" and len(self._table.where(op="moe")):
+        if call.op == "gate" and self._table is not None and self._has_layers(self._table):
             return None  # part of the measured block
         cost = self._from_fits(call)
         if cost is None:

@@ -15,7 +15,8 @@ from sim.columns import FloatArray
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec
 from sim.tables import load_table
-from sim.timing.attention import PS_PER_US, RooflineAttention
+from sim.timing.attention import RooflineAttention
+from sim.timing.base import PS_PER_US
 from sim.timing.layers import AttentionShape, ExpertShape, LatentDims
 from workloads.record import PS_PER_S
 

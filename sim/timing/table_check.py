@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import ConfigError
 from sim.columns import FloatArray
+from sim.errors import ConfigError
 from sim.hardware import GpuSpec, get_gpu
 from sim.timing.table import TimingTable
 

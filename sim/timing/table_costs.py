@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.timing.attention import PS_PER_US, Cost
+from sim.timing.attention import Cost
+from sim.timing.base import PS_PER_US
 from sim.timing.curves import Bracket, Curve, bracket
 from sim.timing.layers import ExpertShape
 from sim.timing.table import OPERATIONS, TimingTable

@@ -5,15 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.timing.attention import (
-    PS_PER_US,
-    RooflineAttention,
-    TableAttention,
-    decode_time,
-    decode_times,
-    growing,
-)
+from sim.timing.attention import RooflineAttention, decode_time, decode_times
+from sim.timing.base import PS_PER_US
 from sim.timing.table import TimingTable
+from sim.timing.table_attention import TableAttention, growing
 from tests.timing_tables import HEADS, KINDS, chunks, decodes, linear_us, table
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from sim.errors import ConfigError, FileError
-from sim.timing.attention import PS_PER_US, TableAttention, decode_time
+from sim.timing.attention import decode_time
+from sim.timing.base import PS_PER_US
 from sim.timing.importers.llmservingsim import read_profile
 from sim.timing.table import TimingTable
+from sim.timing.table_attention import TableAttention
 from sim.timing.table_costs import curve_of
 
 META = """\

@@ -13,9 +13,11 @@ import pytest
 
 from sim.columns import FloatArray
 from sim.hardware import gpu_names
-from sim.timing.attention import PS_PER_US, TableAttention, decode_time
+from sim.timing.attention import decode_time
+from sim.timing.base import PS_PER_US
 from sim.timing.importers.aiconfigurator import SYSTEMS, read_aiconfigurator
 from sim.timing.table import TimingTable
+from sim.timing.table_attention import TableAttention
 from sim.timing.table_costs import chosen, product_of
 
 pytestmark = pytest.mark.skipif(

@@ -21,10 +21,10 @@ from sim.errors import ConfigError, FileError
 from sim.gaps import BoolArray
 from sim.hardware import get_gpu
 from sim.models import ModelSpec, get_model
-from sim.timing.attention import LATENT_BLOCK_OPS
 from sim.timing.curves import bracket
 from sim.timing.layers import attention_shape, calls_of, expert_shape, has_latent_block
 from sim.timing.table import TableInfo, TimingTable, of_columns
+from sim.timing.table_attention import LATENT_BLOCK_OPS
 from sim.timing.table_check import check_peaks, check_units
 from sim.timing.table_costs import expert_rows
 from workloads.errors import did_you_mean, plain
