@@ -1,5 +1,6 @@
 """One run in words. Reads its summary only."""
 
+from collections.abc import Sequence
 from typing import Any
 
 _WIDTH = 50
@@ -25,13 +26,29 @@ def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def provenance(summary: Summary) -> str:
-    """Answer where sizes and times come from: the first lines of every report."""
-    lines = [f"timing: {source}" for source in summary["timing"]]
-    if summary["timing_steps_outside"]:
-        outside = f"{summary['timing_steps_outside']:,} of {summary['num_steps']:,} steps"
-        lines.append(f"timing: {outside} are beyond the table: priced by the roofline")
-    return "\n".join([*lines, f"KV pool: {summary['kv_pool_provenance']}"])
+def provenance(summaries: Sequence[Summary]) -> str:
+    """Answer where sizes and times come from: the first lines of every report.
+
+    What holds for some of several runs only names their allocators.
+    """
+    runs: dict[str, list[str]] = {}
+    for summary in summaries:
+        lines = list(summary["timing"])
+        if summary["timing_steps_outside"]:
+            outside = f"{summary['timing_steps_outside']:,} of {summary['num_steps']:,} steps"
+            lines.append(f"{outside} are beyond the table: priced by the roofline")
+        for line in lines:
+            runs.setdefault(line, []).append(summary["allocator"])
+    whose = {
+        line: "" if len(names) == len(summaries) else f" of {', '.join(names)}"
+        for line, names in runs.items()
+    }
+    return "\n".join(
+        [
+            *(f"timing{whose[line]}: {line}" for line in runs),
+            f"KV pool: {summaries[0]['kv_pool_provenance']}",
+        ]
+    )
 
 
 def run_report(summary: Summary) -> str:

@@ -62,7 +62,7 @@ def compare(values: dict[str, Any]) -> int:
     if output.json:
         print_json(rows)
     else:
-        click.echo(provenance(rows[0]))
+        click.echo(provenance(rows))
         click.echo(
             kv_cache_lines(simulations[0].result.pool, resolved[0].run.model.max_model_len or 0)
         )

@@ -60,7 +60,7 @@ def run(values: dict[str, Any]) -> int:
     if output.json:
         print_json(summary)
     else:
-        click.echo(provenance(summary))
+        click.echo(provenance([summary]))
         click.echo(kv_cache_lines(result.pool, resolved.run.model.max_model_len or 0))
         click.echo(run_report(summary))
     return 0

@@ -172,12 +172,18 @@ class _Builder:
         description = f"{self._deployment.gpu.name}, {table.describe()}{what}"
         self._note(terms, table.info.provenance, description)
 
-    def _note_fit(self, terms: str, fits: Fits) -> None:
+    def _note_fit(self, term: str, fits: Fits, section: str) -> None:
         self._note(
-            terms,
+            f"{term} (±{fits.error(section)})",
             "fitted",
-            f"roofline fitted to {fits.tables} ({fits.system}){fits.extrapolated}",
+            f"roofline of {fits.tables}, {fits.system}{fits.extrapolated}; p50/p90 error of each",
         )
+
+    def _note_fitted_attention(self, term: str) -> None:
+        fits = self._needed_fits(term)
+        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
+        decode, prefill = fits.attention_sections(self._shape, kv_bytes)
+        self._note_fit(term, fits, decode if term == "decode attention" else prefill)
 
     def _needed_fits(self, what: str) -> Fits:
         """Answer the fits, without which *what* has no price; ConfigError if there are none."""
@@ -205,7 +211,8 @@ class _Builder:
                     return measured, self._fitted_attention() if self._may_fall_back else None
         fits = self._needed_fits("attention")
         cost = self._fitted_attention()
-        self._note_fit("decode attention, prefill attention", fits)
+        for term in ("decode attention", "prefill attention"):
+            self._note_fitted_attention(term)
         self._note_factor(fits.page)
         return cost, None
 
@@ -274,7 +281,7 @@ class _Builder:
             missing = "prefill attention"
         for terms in ("decode attention", "prefill attention"):
             if terms == missing:
-                self._note_fit(terms, self._needed_fits(terms))
+                self._note_fitted_attention(terms)
             else:
                 self._note_table(terms, same, where)
         if missing != "decode attention":
@@ -328,7 +335,9 @@ class _Builder:
         cost = self._from_fits(call)
         if cost is None:
             return None
-        self._note_fit(call.term, self._needed_fits(call.op))
+        fits = self._needed_fits(call.op)
+        section = fits.section(call.op, self._deployment.tensor_parallel_size)
+        self._note_fit("logits' gather" if call.op == "all_gather" else call.term, fits, section)
         return PricedCall(call.term, call.op, call.launches, cost)
 
     def _from_table(self, table: TimingTable, call: Call) -> Cost | None:

@@ -145,9 +145,18 @@ class Fits:
         if gpu.name != fit["fitted_on"]:
             self.extrapolated = f", scaled from {fit['fitted_on']} by peak bandwidth"
 
-    def error(self, name: str) -> tuple[float, float]:
-        """Answer the median and 90th percentile of the error of fit *name*, in percent."""
-        return self._fit[name]["error_p50"], self._fit[name]["error_p90"]
+    def error(self, section: str) -> str:
+        """Answer the median and 90th percentile of the error of fit *section*, in percent."""
+        fit: Any = self._fit
+        for name in section.split("."):
+            fit = fit[name]
+        return f"{fit['error_p50']:g}/{fit['error_p90']:g} %"
+
+    def section(self, op: str, num_gpus: int) -> str:
+        """Answer the fit that prices kernel *op*, of those that are not attention."""
+        if op in {"all_reduce", "all_gather"}:
+            return f"all_reduce.{num_gpus}"
+        return "moe" if op == "moe" and self.has("moe") else "gemm"
 
     def has(self, name: str) -> bool:
         """Whether there is a fit *name*."""
@@ -159,7 +168,7 @@ class Fits:
 
     def experts(self, shape: ExpertShape, hidden_size: int, num_bytes: float) -> Experts:
         """Answer the time of routed experts; by the fit of products where there is no other."""
-        fit = self._fit["moe" if self.has("moe") else "gemm"]
+        fit = self._fit[self.section("moe", 1)]
         return Experts(Roofline(fit, self._gpu), shape, hidden_size, num_bytes)
 
     def collective(self, op: str, num_gpus: int, bytes_per_token: int) -> Transfer:
@@ -193,7 +202,7 @@ class Fits:
         Raises:
             ConfigError: the heads are outside what was fitted.
         """
-        sections = self._attention_sections(shape, kv_bytes)
+        sections = self.attention_sections(shape, kv_bytes)
         if shape.latent is not None:
             return self._latent_attention(shape, shape.latent, sections, num_bytes, kv_bytes)
         decode, prefill = (self._fit[name] for name in sections)
@@ -211,8 +220,12 @@ class Fits:
             fill=prefill.get("fill_rows", 0) / heads,
         )
 
-    def _attention_sections(self, shape: AttentionShape, kv_bytes: float) -> tuple[str, str]:
-        """Answer the names of the fits of decodes and of chunks; ConfigError if there are none."""
+    def attention_sections(self, shape: AttentionShape, kv_bytes: float) -> tuple[str, str]:
+        """Answer the names of the fits of decodes and of chunks.
+
+        Raises:
+            ConfigError: there are none for such heads; the message has those that there are.
+        """
         heads, kv_heads, dim, latent = shape
         names = ("decode_attention", "prefill_attention")
         suffix = "_fp8" if kv_bytes == 1 else ""
