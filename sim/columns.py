@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Column = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 Columns = dict[str, Column]
 
 

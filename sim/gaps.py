@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.columns import FloatArray
+from sim.columns import BoolArray, FloatArray
 from workloads.record import IntArray
-
-BoolArray = npt.NDArray[np.bool_]
 
 PERCENTILES = (50, 99)
 """Reported for every latency; 50 is vLLM's ``median_``."""

@@ -273,6 +273,9 @@ class _Builder:
         block_size = mine if mine in sizes else min(sizes, key=lambda size: _far(size, mine))
         same = _each_chosen(same.where(block_size=block_size))
         where = f", page {block_size}" if block_size else ", contiguous"
+        warm_tokens = self._warm_tokens(same)
+        if warm_tokens:
+            where += ", as if nothing were in the L2 cache"
         ops = set(same.columns["op"].tolist())
         missing = None
         if "decode_attention" not in ops:
@@ -289,7 +292,7 @@ class _Builder:
         return TableAttention(
             same,
             decode_factor=self._factor(block_size),
-            warm_tokens=self._warm_tokens(same),
+            warm_tokens=warm_tokens,
             other=None if missing is None else self._fitted_attention(),
         )
 

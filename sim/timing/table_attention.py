@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.columns import FloatArray
+from sim.columns import BoolArray, FloatArray
 from sim.errors import ConfigError
 from sim.timing.attention import AttentionCost, Prefills, Segment, decode_time
 from sim.timing.base import PS_PER_US
@@ -96,10 +96,14 @@ class TableAttention:
         return _between_batches(num_decodes, rows[0], rows[1], place.weight, self._warm_tokens)
 
     def _decode_row(self, row: int) -> "_Row":
-        batches, histories = self._decode.knots
-        times = self._decode.times[row]
+        """Answer what was measured of one batch, as if nothing had been in the L2 cache."""
+        batch, times = self._decode.knots[0][row], self._decode.times[row]
         measured = np.isfinite(times)
-        return _Row(batches[row], np.array(histories)[measured], growing(times[measured]))
+        histories, times = np.array(self._decode.knots[1])[measured], times[measured]
+        cold = batch * histories > self._warm_tokens
+        if cold.sum() > 1 and not cold.all():
+            times = times + _from_memory(histories, times, cold)
+        return _Row(batch, histories, growing(times))
 
     def step_time(self, prefills: Prefills, num_decodes: int, decode_context: int) -> float | None:
         """Answer the time of one call for all, or of one for the chunks and one for the decodes."""
@@ -208,6 +212,20 @@ class _Row(NamedTuple):
     batch: float
     histories: FloatArray
     times: FloatArray
+
+
+def _from_memory(histories: FloatArray, times: FloatArray, cold: BoolArray) -> FloatArray:
+    """Answer what reading keys and values from memory adds where they came from the L2 cache.
+
+    A step walks through all layers and finds none of its own in the cache. The last row that fits
+    it takes as long as the line through the first two that do not (*cold*); of shorter ones, the
+    share of its bytes.
+    """
+    (near, far), (time, later) = histories[cold][:2], times[cold][:2]
+    last = histories[~cold][-1]
+    line = time - (near - last) * (later - time) / (far - near)
+    added: FloatArray = np.where(cold, 0, max(0.0, line - times[~cold][-1]) * histories / last)
+    return added
 
 
 def _between_batches(

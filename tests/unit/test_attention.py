@@ -62,6 +62,22 @@ def test_a_batch_between_two_reaches_as_far_as_both_requests_do() -> None:
         assert attention.decode_segments(3)[-1].max_context == 3 * 1025
 
 
+def test_rows_in_the_cache_are_lengthened_to_what_memory_takes() -> None:
+    """The last that fits, to the line of those that do not; shorter ones by their share of it."""
+
+    def cached_us(batch: int, history: int) -> float:
+        return 10.0 if batch * history <= 512 else linear_us(batch, history)
+
+    attention = TableAttention(table(decodes(cached_us)), warm_tokens=512)
+    assert decode_us(attention, 2, 2 * 1025) == pytest.approx(linear_us(2, 1024))
+    # Rows of 8 requests: 16 and 64 tokens each fit, 256 and 1,024 do not.
+    extra = linear_us(8, 64) - 10
+    assert decode_us(attention, 8, 8 * 65) == pytest.approx(10 + extra)
+    assert decode_us(attention, 8, 8 * 17) == pytest.approx(10 + extra / 4)
+    cold = TableAttention(table(decodes(cached_us)))
+    assert decode_us(cold, 8, 8 * 65) == 10
+
+
 def _without(rows: TimingTable, batch: int, history: int) -> TimingTable:
     """Answer *rows* but what does not fit: larger batches of long contexts."""
     columns = rows.columns

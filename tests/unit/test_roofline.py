@@ -195,9 +195,9 @@ def test_the_block_size_slows_decode_attention_down() -> None:
 
 def test_sources_name_the_fit() -> None:
     assert str(roofline("H100").sources[0]) == (
-        "decode attention (±1.3/7.2 %), prefill attention (±5.9/20.1 %), linear layers (±6.7/22.2 %), "
-        "lm_head and sampling (±6.7/22.2 %) fitted (roofline of aiconfigurator-core 0.12.0 kernel "
-        "tables, vllm 0.24.0, H100 SXM; p50/p90 error of each)"
+        "decode attention (±1.3/7.2 %), prefill attention (±5.9/20.1 %), linear layers "
+        "(±6.7/22.2 %), lm_head and sampling (±6.7/22.2 %) fitted (roofline of aiconfigurator-core "
+        "0.12.0 kernel tables, vllm 0.24.0, H100 SXM; p50/p90 error of each)"
     )
 
 

@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sim.columns import Columns
+from sim.columns import BoolArray, Columns
 from sim.errors import ConfigError, FileError
-from sim.gaps import BoolArray
 from sim.hardware import get_gpu
 from sim.models import ModelSpec, get_model
 from sim.timing.curves import bracket
