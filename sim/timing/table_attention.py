@@ -151,20 +151,24 @@ class _ChunkTimes:
         floor: of the shortest chunk, without history.
     """
 
-    __slots__ = ("_histories", "_lengths", "_times", "floor")
+    __slots__ = ("_histories", "_lengths", "_pair", "_times", "floor")
 
     def __init__(self, knots: Sequence[list[float]], times: FloatArray) -> None:
         self._lengths, self._histories = knots
         self._times: list[list[float]] = times.tolist()
         self.floor: float = self._times[0][0]
+        # What a pair of query and key adds to the longest prompts.
+        shorter, longer = self._lengths[-2:] if len(self._lengths) > 1 else (0.0, 1.0)
+        more = self._times[-1][0] - self._times[-2][0] if shorter else 0.0
+        self._pair = max(0.0, 2 * more / (longer**2 - shorter**2))
 
     def at(self, chunk: int, history: int) -> float | None:
         """Answer the time of *chunk* tokens behind *history*; None above what was measured."""
-        if len(self._histories) == 1 and history:
-            # Of whole prompts only: the chunk's share of the pairs of query and key.
-            whole = self._along(history + chunk, Bracket(0, 0, 0.0))
-            share = 1 - (history / (history + chunk)) ** 2
-            return None if whole is None else max(self.floor, whole * share)
+        if len(self._histories) == 1 and history:  # of whole prompts only
+            if history + chunk > self._lengths[-1]:
+                return None
+            alone = self._along(chunk, Bracket(0, 0, 0.0))
+            return None if alone is None else alone + self._pair * chunk * history
         column = bracket(self._histories, history)
         return None if column is None else self._along(chunk, column)
 

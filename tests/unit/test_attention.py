@@ -188,12 +188,11 @@ def test_mixed_rows_are_the_time_of_one_call() -> None:
 
 
 def test_a_chunk_behind_history_from_whole_prompts_only() -> None:
-    """Its share of the pairs of the whole prompt, at least the shortest call."""
+    """What it takes alone, and its pairs with the history at the rate of the longest prompts."""
     attention = TableAttention(table(chunks(histories=(0,))))
-    whole = step_us(attention, (2048, 2048))
-    half = step_us(attention, (1024, 2048))
-    assert half == pytest.approx(whole * 0.75)
-    assert step_us(attention, (1, 2048)) == pytest.approx(step_us(attention, (16, 16)))
+    assert step_us(attention, (256, 2048)) == pytest.approx(5 + 256 * (1792 + 128) / 1000)
+    assert step_us(attention, (16, 2000)) == pytest.approx(5 + 16 * (1984 + 8) / 1000)
+    assert attention.step_time(((256, 2049),), 0, 0) is None, "longer than what was measured"
 
 
 def test_a_roofline_knows_every_size() -> None:
