@@ -36,7 +36,7 @@ def provenance(summaries: Sequence[Summary]) -> str:
         lines = list(summary["timing"])
         if summary["timing_steps_outside"]:
             outside = f"{summary['timing_steps_outside']:,} of {summary['num_steps']:,} steps"
-            lines.append(f"{outside} are beyond the table: priced by the roofline")
+            lines.append(f"{outside} are beyond the table: priced by the roofline, fitted")
         for line in lines:
             runs.setdefault(line, []).append(summary["allocator"])
     whose = {

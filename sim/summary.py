@@ -124,7 +124,11 @@ class _Spent:
         sources = self._step_time.sources
         return {
             "timing": [str(source) for source in sources],
-            "timing_provenance": ", ".join(dict.fromkeys(s.provenance for s in sources)),
+            "timing_provenance": ", ".join(
+                dict.fromkeys(
+                    [s.provenance for s in sources] + ["fitted"] * (self._num_outside > 0)
+                )
+            ),
             "timing_steps_outside": self._num_outside,
             "step_time_s": self._terms,
         }

@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.config import TimingConfig
 from sim.errors import ConfigError
-from sim.hardware import GpuSpec
+from sim.hardware import GpuSpec, get_gpu
 from sim.kv_spec import dtype_bytes, kv_element_bytes
 from sim.models import ModelSpec
 from sim.tables import load_table
@@ -17,6 +17,7 @@ from sim.timing.attention import AttentionCost, Cost, WithProducts
 from sim.timing.base import TableFile, TimeSource
 from sim.timing.kernels import CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import (
+    COLLECTIVES,
     AttentionShape,
     Call,
     attention_projections,
@@ -25,19 +26,23 @@ from sim.timing.layers import (
     expert_shape,
     has_latent_block,
 )
-from sim.timing.roofline import Fits
+from sim.timing.roofline import SMALL_KERNELS, Fits, small_kernel
 from sim.timing.table import LAYER_OPS, TimingTable, load
 from sim.timing.table_attention import LATENT_BLOCK_OPS, TableAttention
+from sim.timing.table_check import check_units
 from sim.timing.table_costs import (
-    MeasuredExperts,
     chosen,
     curve_of,
     expert_rows,
+    experts_of,
     of_dtype,
     product_of,
     transfer_of,
 )
 from workloads.record import PS_PER_S
+
+_NAMES = {"all_gather": "gather of logits", "lm_head": "lm_head", "sampler": "sampler"}
+"""Kernels of one term that may have different sources."""
 
 CONTIGUOUS = 0
 """The block size of memory without blocks."""
@@ -100,6 +105,7 @@ class _Builder:
         if self._timing.timing_table is not None:
             path = Path(self._timing.timing_table)
             self._table = load(path)
+            check_units(self._table, f"--timing-table {self._timing.timing_table}")
             self._check(self._table)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             file = TableFile(path.name, sha256, self._table.info)
@@ -137,10 +143,11 @@ class _Builder:
         """Refuse a table of another GPU, or layers of another model or tensor-parallel size."""
         info, tp = table.info, self._deployment.tensor_parallel_size
         shown = f"--timing-table {self._timing.timing_table}"
-        if info.gpu != self._deployment.gpu.name:
+        gpu = get_gpu(info.gpu).name
+        if gpu != self._deployment.gpu.name:
             raise ConfigError(
-                f"{shown} was measured on {info.gpu}, and --gpu is {self._deployment.gpu.name}: "
-                f"expected --gpu {info.gpu}, or a table of that GPU"
+                f"{shown} was measured on {gpu}, and --gpu is {self._deployment.gpu.name}: "
+                f"expected --gpu {gpu}, or a table of that GPU"
             )
         if not self._has_layers(table):
             return
@@ -176,7 +183,8 @@ class _Builder:
         self._note(
             f"{term} (±{fits.error(section)})",
             "fitted",
-            f"roofline of {fits.tables}, {fits.system}{fits.extrapolated}; p50/p90 error of each",
+            f"roofline of {fits.tables}, {fits.system}{fits.extrapolated}; p50/p90 error of each, "
+            "of decodes whose KV exceeds the L2 cache",
         )
 
     def _note_fitted_attention(self, term: str) -> None:
@@ -242,7 +250,7 @@ class _Builder:
     def _fitted_block(self) -> AttentionCost:
         projections = attention_projections(self._model, self._deployment.tensor_parallel_size)
         products = [self._from_fits(call) for call in projections]
-        return WithProducts(self._fitted_attention(), [cost for cost in products if cost])
+        return WithProducts(self._fitted_attention(), products)
 
     def _of_kv_dtype(self, rows: TimingTable) -> TimingTable:
         return rows.at(np.flatnonzero(np.isin(rows.columns["kv_dtype"], self._kv_dtypes())))
@@ -298,7 +306,7 @@ class _Builder:
 
     def _warm_tokens(self, rows: TimingTable) -> float:
         """Answer how many tokens' keys and values the L2 cache holds, if it did when measuring."""
-        if rows.info.l2_policy == "cold":
+        if rows.info.l2_policy != "warm":
             return 0.0
         shape = self._shape
         elements = (1 if shape.latent else 2) * shape.num_kv_heads * shape.head_dim
@@ -328,7 +336,7 @@ class _Builder:
     # ---- everything else
 
     def _priced(self, call: Call) -> PricedCall | None:
-        """Answer *call* with its price; None for one that is left out, being in neither source."""
+        """Answer *call* with its price; None for one that is part of another."""
         cost = None if self._table is None else self._from_table(self._table, call)
         if cost is not None:
             fallback = self._from_fits(call) if self._may_fall_back else None
@@ -336,39 +344,41 @@ class _Builder:
         if call.op == "gate" and self._table is not None and self._has_layers(self._table):
             return None  # part of the measured block
         cost = self._from_fits(call)
-        if cost is None:
-            return None
-        fits = self._needed_fits(call.op)
-        section = fits.section(call.op, self._deployment.tensor_parallel_size)
-        self._note_fit("logits' gather" if call.op == "all_gather" else call.term, fits, section)
+        name = _NAMES.get(call.op, call.term)
+        if call.bytes_per_token and call.op not in COLLECTIVES:
+            self._note(name, "assumed", SMALL_KERNELS)
+        else:
+            fits = self._needed_fits(call.op)
+            section = fits.section(call.op, self._deployment.tensor_parallel_size)
+            self._note_fit(name, fits, section)
         return PricedCall(call.term, call.op, call.launches, cost)
 
     def _from_table(self, table: TimingTable, call: Call) -> Cost | None:
         cost: Cost | None = None
         rows = table.where(op=call.op)
-        if call.bytes_per_token:
+        if call.op in COLLECTIVES:
             rows = rows.where(num_gpus=self._deployment.tensor_parallel_size)
             if len(rows):
                 cost = transfer_of(rows, call.bytes_per_token)
         elif call.op == "moe":
             rows = of_dtype(expert_rows(rows, self._experts, call.k))
             if len(rows):
-                cost = MeasuredExperts(rows, self._experts)
+                cost = experts_of(rows, self._experts)
         elif len(rows):
             cost = curve_of(rows, "num_tokens")
         elif call.n:
             rows = table.where(op="gemm")
             cost = product_of(rows, call.n, call.k) if len(rows) else None
         if cost is not None:
-            self._note_table(call.term, rows)
+            self._note_table(_NAMES.get(call.op, call.term), rows)
         return cost
 
-    def _from_fits(self, call: Call) -> Cost | None:
-        if not call.n and not call.bytes_per_token:
-            return None
+    def _from_fits(self, call: Call) -> Cost:
+        if call.bytes_per_token and call.op not in COLLECTIVES:
+            return small_kernel(self._deployment.gpu, call.op, call.bytes_per_token)
         fits = self._needed_fits(call.op)
         num_bytes = dtype_bytes(self._model)
-        if call.bytes_per_token:
+        if call.op in COLLECTIVES:
             return fits.collective(
                 call.op, self._deployment.tensor_parallel_size, call.bytes_per_token
             )

@@ -117,6 +117,8 @@ class KernelStepTime:
         self._overhead = host_overhead_ps
         self._of_tokens: dict[int, float] = {}
         self._of_sequences: dict[int, float] = {}
+        self._tokens_outside: list[int] = []
+        self._sequences_outside: list[int] = []
         self._lines: dict[int, list[DecodeLine]] = {}
 
     def step_time(self, batch: StepBatch) -> int:
@@ -125,13 +127,17 @@ class KernelStepTime:
         if not prefills:
             fixed, per_context, _ = self.decode_line(num_decodes, decode_context)
             return fixed + per_context * decode_context
+        is_outside = False
         attention = self._attention.step_time(prefills, num_decodes, decode_context)
         if attention is None and self._fallback is not None:
             attention = self._fallback.step_time(prefills, num_decodes, decode_context)
-            self._num_outside += 1
+            is_outside = True
         if attention is None:
             raise self._outside(batch)
-        step = self._fixed(batch.num_tokens, batch.num_seqs) + self._num_layers * attention
+        num_tokens, num_seqs = batch.num_tokens, batch.num_seqs
+        step = self._fixed(num_tokens, num_seqs) + self._num_layers * attention
+        is_outside |= num_tokens in self._tokens_outside or num_seqs in self._sequences_outside
+        self._num_outside += is_outside
         return round(step * TICKS_PER_PS)
 
     def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:
@@ -164,20 +170,32 @@ class KernelStepTime:
         of_tokens = self._of_tokens.get(num_tokens)
         if of_tokens is None:
             padded = self._graphs.padded(num_tokens)
+            if any(call.cost.at(padded) is None for call in self._token_calls):
+                self._tokens_outside.append(num_tokens)
             times = (call.time(padded) for call in self._token_calls)
             of_tokens = self._of_tokens[num_tokens] = sum(times, start=self._overhead)
         of_sequences = self._of_sequences.get(num_seqs)
         if of_sequences is None:
+            if any(call.cost.at(num_seqs) is None for call in self._sequence_calls):
+                self._sequences_outside.append(num_seqs)
             times = (call.time(num_seqs) for call in self._sequence_calls)
             of_sequences = self._of_sequences[num_seqs] = sum(times, start=0.0)
         return of_tokens + of_sequences
 
     def _outside(self, batch: StepBatch) -> TimingRangeError:
-        chunks = ", ".join(f"{chunk} tokens up to {context}" for chunk, context in batch.prefills)
+        size = f"{batch.num_decodes} decodes with {batch.decode_context} tokens of context in all"
+        if batch.prefills:
+            longest = max(batch.prefills)
+            size += (
+                f" and {len(batch.prefills)} chunks, one of {longest[0]} tokens up to {longest[1]}"
+            )
+        limit = ""
+        segments = self._attention.decode_segments(batch.num_decodes) if batch.num_decodes else []
+        if segments and segments[-1].max_context < UNLIMITED:
+            limit = f", of that many decodes up to {segments[-1].max_context} tokens of context"
         return TimingRangeError(
-            f"the timing table has attention for {self._attention.covers}; a step has "
-            f"{batch.num_decodes} decodes with {batch.decode_context} tokens of context"
-            f"{', chunks of ' + chunks if chunks else ''}: {_WHAT_HELPS}"
+            f"the timing table has attention for {self._attention.covers}{limit}; a step has "
+            f"{size}: {_WHAT_HELPS}"
         )
 
     def split(self, rows: Columns) -> dict[str, float]:
@@ -212,7 +230,7 @@ class KernelStepTime:
         return {term: time / PS_PER_S for term, time in terms.items()}
 
     def steps_outside(self, rows: Columns) -> int:
-        """Answer the steps of *rows* whose attention was priced by the fallback.
+        """Answer the steps of *rows* of which a kernel was priced by the fallback.
 
         Those with chunks were counted when they were priced, and count with the first rows.
         """
@@ -220,6 +238,7 @@ class KernelStepTime:
         num_decodes = (rows["num_decodes"] + rows["num_late_decodes"]).astype(np.int64)[pure]
         contexts = rows["decode_context"].astype(np.int64)[pure]
         unknown = np.isnan(decode_times(self._attention, num_decodes, contexts))
+        unknown |= np.isin(num_decodes, self._tokens_outside + self._sequences_outside)
         outside = int(rows["num_steps"].astype(np.int64)[pure][unknown].sum())
         counted, self._num_outside = self._num_outside, 0
         return outside + counted

@@ -14,6 +14,12 @@ Term = Literal[
     "linear layers", "MoE", "norms and activations", "lm_head and sampling", "all-reduce"
 ]
 
+LOGIT_BYTES = 4
+"""The sampler works in 32 bits (vLLM 0.33.0, ``v1/sample/sampler.py``)."""
+
+COLLECTIVES = ("all_reduce", "all_gather")
+"""Operations between ranks."""
+
 PER_SEQUENCE: Term = "lm_head and sampling"
 """The term that grows with requests, not with tokens."""
 
@@ -37,7 +43,7 @@ class Call(NamedTuple):
         op: its name in a timing table (`sim.timing.table.OPERATIONS`).
         launches: how often a step runs it.
         n, k: of a product [tokens, k] x [k, n]; of experts, their inside and outside width. Else 0.
-        bytes_per_token: of an all-reduce.
+        bytes_per_token: of a collective's message; else what is read and written by no product.
     """
 
     term: Term
@@ -145,13 +151,9 @@ def calls_of(
     calls = [
         *attention_projections(model, tp),
         *_mlp(model, tp, enable_expert_parallel=enable_expert_parallel),
-        Call("norms and activations", "embedding", 1),
-        Call("norms and activations", "layernorm", 2 * layers),
-        Call("norms and activations", "qk_norm", 2 * layers * model.qk_norm),
-        Call("norms and activations", "rotary_emb", layers),
-        Call("norms and activations", "final_layernorm", 1),
+        *_small_kernels(model, tp),
         Call(PER_SEQUENCE, "lm_head", 1, padded_vocab_size(model) // tp, hidden),
-        Call(PER_SEQUENCE, "sampler", 1),
+        Call(PER_SEQUENCE, "sampler", 1, bytes_per_token=model.vocab_size * LOGIT_BYTES),
     ]
     if tp > 1:
         size = hidden * dtype_bytes(model)
@@ -161,6 +163,27 @@ def calls_of(
             Call(PER_SEQUENCE, "all_gather", 1, bytes_per_token=logits),
         ]
     return [call for call in calls if call.launches]
+
+
+def _small(op: str, launches: int, num_bytes: int) -> Call:
+    return Call("norms and activations", op, launches, bytes_per_token=num_bytes)
+
+
+def _small_kernels(model: ModelSpec, tp: int) -> list[Call]:
+    """Answer what moves activations and computes little: as many bytes as it reads and writes.
+
+    A norm adds the residual: it reads two rows and writes two. q and k are normed one by one.
+    """
+    layers, row = model.num_hidden_layers, model.hidden_size * dtype_bytes(model)
+    heads, kv_heads, dim, _ = attention_shape(model, tp)
+    rotated = (heads + kv_heads) * (model.qk_rope_head_dim or dim) * dtype_bytes(model)
+    return [
+        _small("embedding", 1, 2 * row),
+        _small("layernorm", 2 * layers, 4 * row),
+        _small("qk_norm", 2 * layers * model.qk_norm, rotated),
+        _small("rotary_emb", layers, 2 * rotated),
+        _small("final_layernorm", 1, 4 * row),
+    ]
 
 
 def attention_projections(model: ModelSpec, tp: int) -> list[Call]:
@@ -193,7 +216,7 @@ def _mlp(model: ModelSpec, tp: int, *, enable_expert_parallel: bool) -> list[Cal
     def dense(count: int, width: int) -> list[Call]:
         return [
             Call("linear layers", "gate_up_proj", count, gates * width // tp, hidden),
-            Call("norms and activations", "act_fn", count),
+            _small("act_fn", count, (gates + 1) * width // tp * dtype_bytes(model)),
             Call("linear layers", "down_proj", count, hidden, width // tp),
         ]
 

@@ -1,10 +1,7 @@
 """Kernel times from shapes and a roofline fitted to measured kernels.
 
-What is left out: norms, rotary embedding, activation functions, the sampler, and L2 reuse; a real
-step is longer. Decodes and prefills are two calls of attention, though vLLM makes one of them where
-it can.
-
-The fits and their errors are in ``sim/data/timing_fits.toml``.
+Decodes and prefills are two calls of attention, though vLLM makes one of them where it can. The
+fits and their errors are in ``sim/data/timing_fits.toml``; what small kernels take is assumed.
 """
 
 from typing import Any
@@ -24,6 +21,23 @@ PS_PER_NS = 10**3
 
 AICONFIGURATOR_TABLES = "aiconfigurator-core 0.12.0 kernel tables"
 """What a fit comes from that does not say so."""
+
+SMALL_KERNEL_US = 2.0
+"""Of a norm, an activation or a rotary embedding at one token: 1.9 to 3.3 us on an RTX 4090
+(LLMServingSim's profile, ``dense.csv``). Assumed of every GPU."""
+
+SMALL_KERNEL_BW = 0.9
+"""Share of peak bandwidth at many tokens. There the activation of 2,048 tokens, which the L2 cache
+does not hold, reaches the peak."""
+
+SAMPLER_US = 25.0
+"""Of the sampler at one request there; it reads the logits in 32 bits about once."""
+
+SMALL_KERNELS = (
+    f"{SMALL_KERNEL_US:g} us a kernel, {SAMPLER_US:g} us the sampler, and their bytes at "
+    f"{SMALL_KERNEL_BW:g} of peak bandwidth, as on an RTX 4090"
+)
+"""Where the times of `small_kernel` come from, in words."""
 
 FITTED_PAGE = 64
 """Tokens a KV block where a fit does not say so."""
@@ -104,7 +118,7 @@ class Experts:
 
 
 class Transfer:
-    """The time of a collective, by tokens: t0 + bytes / bandwidth."""
+    """The time of what only moves bytes, by tokens: t0 + bytes / bandwidth."""
 
     def __init__(self, t0_us: float, bandwidth: float, bytes_per_token: float) -> None:
         """Take latency, and bytes of message a second."""
@@ -114,6 +128,12 @@ class Transfer:
     def at(self, size: float) -> float:
         """Answer the time of *size* tokens, in picoseconds."""
         return self._t0_ps + self._token_ps * size
+
+
+def small_kernel(gpu: GpuSpec, op: str, bytes_per_token: int) -> Transfer:
+    """Answer the time of kernel *op*, no product and no attention, by tokens: assumed."""
+    launch = SAMPLER_US if op == "sampler" else SMALL_KERNEL_US
+    return Transfer(launch, SMALL_KERNEL_BW * gpu.hbm_bandwidth, bytes_per_token)
 
 
 class Fits:

@@ -26,9 +26,12 @@ def chosen(rows: TimingTable) -> TimingTable:
 
 
 def of_dtype(rows: TimingTable) -> TimingTable:
-    """Answer the rows in bfloat16 or float16, which are equally fast; all if there are neither."""
-    wanted = {"bfloat16", "float16"} & set(rows.columns["dtype"].tolist())
-    return rows.where(dtype=min(wanted)) if wanted else rows
+    """Answer the rows in bfloat16, else those in float16, which are equally fast.
+
+    Weights are 16-bit: rows of narrower ones price another model.
+    """
+    found = rows.where(dtype="bfloat16")
+    return found if len(found) else rows.where(dtype="float16")
 
 
 def curve_of(rows: TimingTable, size: str) -> Curve:
@@ -107,6 +110,46 @@ def expert_rows(rows: TimingTable, experts: ExpertShape, hidden_size: int) -> Ti
         top_k=experts.top_k,
         num_gpus=ranks,
     )
+
+
+class BalancedExperts:
+    """Routed experts by tokens, from rows whose tokens touch as many experts as they can.
+
+    Real tokens touch fewer. Weights decide until balanced tokens touch all experts: n tokens take
+    as long as the fewer balanced ones that touch as many, and, beyond those that touch all, what
+    more tokens add.
+    """
+
+    def __init__(self, rows: TimingTable, experts: ExpertShape) -> None:
+        self._experts = experts
+        self._curve = curve_of(rows, "num_tokens")
+        self._touching_all = experts.num_experts / experts.top_k
+        self.last = self._curve.last
+
+    def at(self, size: float) -> float | None:
+        """Answer the time of *size* tokens; None for more than were measured."""
+        share = self._experts.touched(size) / self._experts.num_local
+        times = [
+            self._curve.at(tokens)
+            for tokens in (
+                share * self._touching_all,
+                max(size, self._touching_all),
+                self._touching_all,
+            )
+        ]
+        weights, more, less = times
+        if weights is None or more is None or less is None:
+            return None
+        return weights + more - less
+
+
+def experts_of(rows: TimingTable, experts: ExpertShape) -> Cost:
+    """Answer the time of routed experts by tokens, from *rows* of their shape."""
+    c = rows.columns
+    pairs = c["num_tokens"] * experts.top_k * experts.num_local / experts.num_experts
+    most = np.minimum(np.ceil(pairs), experts.num_local)
+    is_balanced = bool((c["num_active_experts"] == most).all())
+    return BalancedExperts(rows, experts) if is_balanced else MeasuredExperts(rows, experts)
 
 
 class MeasuredExperts:

@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table whose decodes have a knot every few tokens, none of them on a line."""
 
     def bent(batch: int, history: int) -> float:
-        return float(1000 + 40 * batch + history**1.5 * batch)
+        return float(20 + 4 * batch + history**1.5 * batch / 10)
 
     file: Path = tmp_path_factory.mktemp("table") / "bent.parquet"
     grid = decodes(bent, (1, 2, 3, 5, 8), (1, 3, 4, 7, 9, 20, 33, 40, 50, 200))

@@ -358,6 +358,9 @@ def _experts(files: _Files) -> Iterator[Columns]:
         "num_gpus": found["moe_ep_size"][kept],
         "num_tokens": found["num_tokens"][kept],
     }
+    if load == "balanced":  # so evenly that tokens touch as many experts as they can
+        pairs = np.ceil(sizes["num_tokens"] * sizes["top_k"] / sizes["num_gpus"])
+        sizes["num_active_experts"] = np.minimum(pairs.astype(np.int64), sizes["num_experts"])
     found = _where(found, kept)
     yield _rows("moe", found, found["moe_dtype"], sizes)
 
