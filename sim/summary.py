@@ -122,14 +122,13 @@ class _Spent:
     def section(self) -> dict[str, Any]:
         """Answer where step times come from, and the seconds of each term."""
         sources = self._step_time.sources
+        num_outside = self._num_outside + self._step_time.num_outside
         return {
             "timing": [str(source) for source in sources],
             "timing_provenance": ", ".join(
-                dict.fromkeys(
-                    [s.provenance for s in sources] + ["fitted"] * (self._num_outside > 0)
-                )
+                dict.fromkeys([s.provenance for s in sources] + ["fitted"] * (num_outside > 0))
             ),
-            "timing_steps_outside": self._num_outside,
+            "timing_steps_outside": num_outside,
             "step_time_s": self._terms,
         }
 

@@ -99,6 +99,9 @@ class StepTimeModel(Protocol):
     table: TableFile | None
     """The timing table, if there is one."""
 
+    num_outside: int
+    """Steps with prefills that were priced beyond what was measured, counted when priced."""
+
     def step_time(self, batch: StepBatch) -> int:
         """Answer how long *batch* takes, in ticks; at least one token is scheduled.
 
@@ -125,5 +128,5 @@ class StepTimeModel(Protocol):
         ...
 
     def steps_outside(self, rows: Columns) -> int:
-        """Answer how many steps of *rows*, just run, were priced beyond what was measured."""
+        """Answer how many steps of *rows* without prefills were priced beyond what was measured."""
         ...

@@ -284,24 +284,25 @@ class _Builder:
         warm_tokens = self._warm_tokens(same)
         if warm_tokens:
             where += ", as if nothing were in the L2 cache"
-        ops = set(same.columns["op"].tolist())
-        missing = None
-        if "decode_attention" not in ops:
-            missing = "decode attention"
-        elif ops == {"decode_attention"}:
-            missing = "prefill attention"
-        for terms in ("decode attention", "prefill attention"):
-            if terms == missing:
-                self._note_fitted_attention(terms)
+        found = {
+            "decode attention": same.where(op="decode_attention"),
+            "prefill attention": same.where(op="prefill_attention", batch=1),
+        }
+        for term, of_term in found.items():
+            if len(of_term):
+                self._note_table(term, of_term, where)
             else:
-                self._note_table(terms, same, where)
-        if missing != "decode attention":
+                self._note_fitted_attention(term)
+        mixed = same.where(op="mixed_attention")
+        if len(mixed):
+            self._note_table("chunks beside decodes", mixed, where)
+        if len(found["decode attention"]):
             self._note_factor(block_size)
         return TableAttention(
             same,
             decode_factor=self._factor(block_size),
             warm_tokens=warm_tokens,
-            other=None if missing is None else self._fitted_attention(),
+            other=None if all(map(len, found.values())) else self._fitted_attention(),
         )
 
     def _warm_tokens(self, rows: TimingTable) -> float:
@@ -403,7 +404,9 @@ def _each_chosen(rows: TimingTable) -> TimingTable:
 
 
 def _distance(row: Sequence[object], wanted: tuple[int, ...]) -> float:
-    return sum(abs(float(np.log2(int(str(a)) / b))) for a, b in zip(row, wanted, strict=False))
+    return sum(
+        abs(float(np.log2(max(1, int(str(a))) / b))) for a, b in zip(row, wanted, strict=False)
+    )
 
 
 def _far(size: int, wanted: int) -> float:

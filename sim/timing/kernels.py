@@ -108,7 +108,7 @@ class KernelStepTime:
         host_overhead_ps: float = 0.0,
     ) -> None:
         self.sources, self.table = sources, table
-        self._num_outside = 0
+        self.num_outside = 0
         self._num_layers = num_layers
         self._token_calls = [call for call in calls if call.term != PER_SEQUENCE]
         self._sequence_calls = [call for call in calls if call.term == PER_SEQUENCE]
@@ -137,7 +137,7 @@ class KernelStepTime:
         num_tokens, num_seqs = batch.num_tokens, batch.num_seqs
         step = self._fixed(num_tokens, num_seqs) + self._num_layers * attention
         is_outside |= num_tokens in self._tokens_outside or num_seqs in self._sequences_outside
-        self._num_outside += is_outside
+        self.num_outside += is_outside
         return round(step * TICKS_PER_PS)
 
     def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:
@@ -224,24 +224,24 @@ class KernelStepTime:
         contexts = rows["decode_context"].astype(np.int64)
         decodes = np.where(mixed, 0.0, left)
         beside = decode_times(self._attention, num_decodes[mixed], contexts[mixed])
-        decodes[mixed] = self._num_layers * np.nan_to_num(beside)
+        if self._fallback is not None:
+            instead = decode_times(self._fallback, num_decodes[mixed], contexts[mixed])
+            beside = np.where(np.isnan(beside), instead, beside)
+        # One call for all may take less than the decodes alone, where one of them was measured so.
+        alone = self._num_layers * np.nan_to_num(beside)
+        decodes[mixed] = np.clip(alone, 0, np.maximum(left[mixed], 0))
         terms["decode attention"] = float(decodes.sum())
         terms["prefill attention"] = float((left - decodes).sum())
         return {term: time / PS_PER_S for term, time in terms.items()}
 
     def steps_outside(self, rows: Columns) -> int:
-        """Answer the steps of *rows* of which a kernel was priced by the fallback.
-
-        Those with chunks were counted when they were priced, and count with the first rows.
-        """
+        """Answer the steps of *rows* without chunks that the fallback priced, a kernel or all."""
         pure = (rows["num_prefill_tokens"] == 0) & (rows["num_steps"] > 0)
         num_decodes = (rows["num_decodes"] + rows["num_late_decodes"]).astype(np.int64)[pure]
         contexts = rows["decode_context"].astype(np.int64)[pure]
         unknown = np.isnan(decode_times(self._attention, num_decodes, contexts))
         unknown |= np.isin(num_decodes, self._tokens_outside + self._sequences_outside)
-        outside = int(rows["num_steps"].astype(np.int64)[pure][unknown].sum())
-        counted, self._num_outside = self._num_outside, 0
-        return outside + counted
+        return int(rows["num_steps"].astype(np.int64)[pure][unknown].sum())
 
 
 def _each(sizes: IntArray, of: object) -> FloatArray:

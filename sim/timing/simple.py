@@ -24,6 +24,7 @@ class _Assumed:
     table: TableFile | None = None
 
     def __init__(self, description: str) -> None:
+        self.num_outside = 0
         self.sources: tuple[TimeSource, ...] = (TimeSource("step", "assumed", description),)
 
     def split(self, rows: Columns) -> dict[str, float]:  # noqa: ARG002  # part of the contract

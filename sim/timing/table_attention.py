@@ -101,7 +101,7 @@ class TableAttention:
         measured = np.isfinite(times)
         histories, times = np.array(self._decode.knots[1])[measured], times[measured]
         cold = batch * histories > self._warm_tokens
-        if cold.sum() > 1 and not cold.all():
+        if self._warm_tokens and cold.sum() > 1 and histories[~cold].any():
             times = times + _from_memory(histories, times, cold)
         return _Row(batch, histories, growing(times))
 
@@ -148,7 +148,7 @@ class _ChunkTimes:
     """Times of one chunk over its length and the history before it, beside given decodes.
 
     Attributes:
-        floor: of the shortest chunk, without history.
+        floor: of the shortest chunk, or whatever took least.
     """
 
     __slots__ = ("_histories", "_lengths", "_pair", "_times", "floor")
@@ -156,7 +156,8 @@ class _ChunkTimes:
     def __init__(self, knots: Sequence[list[float]], times: FloatArray) -> None:
         self._lengths, self._histories = knots
         self._times: list[list[float]] = times.tolist()
-        self.floor: float = self._times[0][0]
+        measured = times[np.isfinite(times)]
+        self.floor = float(measured.min()) if len(measured) else math.nan
         # What a pair of query and key adds to the longest prompts.
         shorter, longer = self._lengths[-2:] if len(self._lengths) > 1 else (0.0, 1.0)
         more = self._times[-1][0] - self._times[-2][0] if shorter else 0.0
