@@ -182,8 +182,8 @@ def test_the_report_says_what_rows_are_worth(tmp_path: Path) -> None:
     deployment = Deployment(get_model("Llama-3.1-8B"), get_gpu("H200"))
     sources = make_step_time(timing, deployment).sources
     assert str(sources[0]) == (
-        "decode attention, prefill attention measured "
-        "(H200, made up for tests, made-up 1.0, page 16, 25 % of rows fitted)"
+        "decode attention measured "
+        "(H200, made up for tests, made-up 1.0, page 16, 33 % of rows fitted)"
     )
 
 
