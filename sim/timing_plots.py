@@ -1,8 +1,10 @@
 """Charts of timing tables and fits: what was measured, what lies between, and what bounds it."""
 
 import textwrap
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +55,20 @@ _STYLE: Any = {
 }
 
 
+@contextmanager
+def _style() -> Iterator[None]:
+    """Draw in our style; what cannot be drawn of extreme values is left out without a word."""
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's
+        warnings.simplefilter("ignore", UserWarning)  # matplotlib's
+        yield
+
+
 def write(figure: Figure, path: Path) -> None:
     """Write *figure* to *path*, .png or .svg, whole or not at all; equal figures, equal bytes."""
     suffix = path.suffix.lower().removeprefix(".")
     metadata = {"Software": None} if suffix == "png" else {"Date": None}
-    with mpl.rc_context(_STYLE), atomic(path) as temporary:
+    with _style(), atomic(path) as temporary:
         figure.savefig(temporary, format=suffix, dpi=150, metadata=metadata)
 
 
@@ -107,7 +118,7 @@ def draw_table(
         rows, title = _one_shape(rows, heads, kernel)
         decode = _measured_decode(rows, notes)
     gpu = table.info.gpu
-    with mpl.rc_context(_STYLE):
+    with _style():
         figure, panels = _panels((2 if decode else 0) + bool(curves))
         if decode:
             _draw_decode(panels[0], panels[1], decode, title)
@@ -140,7 +151,7 @@ def draw_fit(gpu: GpuSpec, model: ModelSpec, tensor_parallel_size: int) -> Figur
         for call in calls_of(model, tensor_parallel_size)
         if call.n and call.op != "moe"
     }
-    with mpl.rc_context(_STYLE):
+    with _style():
         figure, panels = _panels(3)
         _draw_decode(panels[0], panels[1], decode, f"{shape}, page {fits.page}")
         _draw_layers(panels[2], _longest(curves), "roofline fit", markers=False)
