@@ -124,7 +124,8 @@ def draw_table(
             _draw_decode(panels[0], panels[1], decode, title)
         if curves:
             _draw_layers(panels[-1], curves, kernels)
-        figure.suptitle(f"{gpu}, {table.info.provenance}: {_short(table.describe())}", fontsize=11)
+        about = f"{gpu}, {table.info.provenance}: {_short(table.describe())}"
+        figure.suptitle(about, fontsize=11, parse_math=False)
     return figure, notes
 
 
@@ -272,7 +273,7 @@ def _draw_decode(times: Axes, shares: Axes, decode: _Decode, title: str) -> None
     times.set_ylabel("latency of one layer (us)")
     shares.set_ylabel("KV bytes / latency (% of peak bandwidth)")
     shares.set_ylim(bottom=0)
-    times.set_title(f"Decode attention\n{title}", loc="left")
+    times.set_title(f"Decode attention\n{title}", loc="left", parse_math=False)
     shares.set_title(
         f"Bandwidth achieved\npeak {decode.gpu.hbm_bandwidth / 1e9:,.0f} GB/s; more is from L2",
         loc="left",
@@ -352,7 +353,8 @@ def _draw_layers(axes: Axes, curves: Curves, kernels: str, *, markers: bool = Tr
     axes.set_xlabel("tokens" + (f" ({', '.join(requests)}: requests)" if requests else ""))
     axes.set_ylabel("latency (us)")
     longest = f", the {MAX_LAYERS} that take longest" if len(curves) == MAX_LAYERS else ""
-    axes.set_title(f"Kernels over tokens{longest}\n{textwrap.shorten(kernels, 60)}", loc="left")
+    title = f"Kernels over tokens{longest}\n{textwrap.shorten(kernels, 60)}"
+    axes.set_title(title, loc="left", parse_math=False)
     _legend_below(axes, axes.get_legend_handles_labels()[0])
 
 
