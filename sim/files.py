@@ -1,15 +1,17 @@
 """Files that are written whole or not at all."""
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sim.errors import ConfigError, FileError
-from workloads.errors import plain
+from workloads.errors import plain, quote
 
 
 def reason(error: OSError | ValueError) -> str:
@@ -40,6 +42,23 @@ def read_small(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise OSError(f"more than {max_bytes:,} bytes")
     return content
+
+
+def refuse_twice(data: bytes) -> None:
+    """Refuse a JSON text in which an object has a key twice.
+
+    Raises:
+        msgspec.DecodeError: it has.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise msgspec.DecodeError(f"key {quote(name)} is there twice")
+            seen.add(name)
+
+    json.loads(data, object_pairs_hook=once)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sim.columns import Columns
 from sim.errors import ConfigError, FileError
-from sim.files import atomic, read_small, reason, regular, write_json
+from sim.files import atomic, read_small, reason, refuse_twice, regular, write_json
 from workloads.errors import did_you_mean, nearest, plain, quote
 
 TEXT_COLUMNS = ("op", "kernel", "dtype", "kv_dtype", "provenance")
@@ -432,12 +432,10 @@ def read_info(path: Path, shown: str) -> TableInfo:
     Raises:
         FileError: it cannot be read, or is no description of a table.
     """
-    from sim.settings import _json  # noqa: PLC0415  # imports every allocator
-
     try:
         content = read_small(path, MAX_INFO_BYTES)
         info = msgspec.json.decode(content, type=TableInfo)
-        _json(content)  # refuses a key that is there twice
+        refuse_twice(content)
     except RecursionError:
         raise FileError(f"{shown}: nested too deeply; expected a flat object") from None
     except msgspec.MsgspecError as error:
