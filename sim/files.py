@@ -1,19 +1,64 @@
 """Files that are written whole or not at all."""
 
+import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sim.errors import ConfigError, FileError
-from workloads.errors import plain
+from workloads.errors import plain, quote
 
 
 def reason(error: OSError | ValueError) -> str:
     """Answer why, in the system's words, without number and file name."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def regular(path: Path) -> Path:
+    """Answer *path*, which is no pipe and no device: reading one of these may never end.
+
+    Raises:
+        OSError, ValueError: it is one, or is not there.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # who reads a folder is told so
+        raise OSError("no regular file")
+    return path
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Answer the content of the regular file *path*.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is longer than *max_bytes*.
+    """
+    with regular(path).open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"more than {max_bytes:,} bytes")
+    return content
+
+
+def refuse_twice(data: bytes) -> None:
+    """Refuse a JSON text in which an object has a key twice.
+
+    Raises:
+        msgspec.DecodeError: it has.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise msgspec.DecodeError(f"key {quote(name)} is there twice")
+            seen.add(name)
+
+    json.loads(data, object_pairs_hook=once)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Charts of timing tables and fits: what was measured, what lies between, and what bounds it."""
 
 import textwrap
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +55,20 @@ _STYLE: Any = {
 }
 
 
+@contextmanager
+def _style() -> Iterator[None]:
+    """Draw in our style; what cannot be drawn of extreme values is left out without a word."""
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's
+        warnings.simplefilter("ignore", UserWarning)  # matplotlib's
+        yield
+
+
 def write(figure: Figure, path: Path) -> None:
     """Write *figure* to *path*, .png or .svg, whole or not at all; equal figures, equal bytes."""
     suffix = path.suffix.lower().removeprefix(".")
     metadata = {"Software": None} if suffix == "png" else {"Date": None}
-    with mpl.rc_context(_STYLE), atomic(path) as temporary:
+    with _style(), atomic(path) as temporary:
         figure.savefig(temporary, format=suffix, dpi=150, metadata=metadata)
 
 
@@ -107,13 +118,14 @@ def draw_table(
         rows, title = _one_shape(rows, heads, kernel)
         decode = _measured_decode(rows, notes)
     gpu = table.info.gpu
-    with mpl.rc_context(_STYLE):
+    with _style():
         figure, panels = _panels((2 if decode else 0) + bool(curves))
         if decode:
             _draw_decode(panels[0], panels[1], decode, title)
         if curves:
             _draw_layers(panels[-1], curves, kernels)
-        figure.suptitle(f"{gpu}, {table.info.provenance}: {_short(table.describe())}", fontsize=11)
+        about = f"{gpu}, {table.info.provenance}: {_short(table.describe())}"
+        figure.suptitle(about, fontsize=11, parse_math=False)
     return figure, notes
 
 
@@ -140,7 +152,7 @@ def draw_fit(gpu: GpuSpec, model: ModelSpec, tensor_parallel_size: int) -> Figur
         for call in calls_of(model, tensor_parallel_size)
         if call.n and call.op != "moe"
     }
-    with mpl.rc_context(_STYLE):
+    with _style():
         figure, panels = _panels(3)
         _draw_decode(panels[0], panels[1], decode, f"{shape}, page {fits.page}")
         _draw_layers(panels[2], _longest(curves), "roofline fit", markers=False)
@@ -261,7 +273,7 @@ def _draw_decode(times: Axes, shares: Axes, decode: _Decode, title: str) -> None
     times.set_ylabel("latency of one layer (us)")
     shares.set_ylabel("KV bytes / latency (% of peak bandwidth)")
     shares.set_ylim(bottom=0)
-    times.set_title(f"Decode attention\n{title}", loc="left")
+    times.set_title(f"Decode attention\n{title}", loc="left", parse_math=False)
     shares.set_title(
         f"Bandwidth achieved\npeak {decode.gpu.hbm_bandwidth / 1e9:,.0f} GB/s; more is from L2",
         loc="left",
@@ -341,7 +353,8 @@ def _draw_layers(axes: Axes, curves: Curves, kernels: str, *, markers: bool = Tr
     axes.set_xlabel("tokens" + (f" ({', '.join(requests)}: requests)" if requests else ""))
     axes.set_ylabel("latency (us)")
     longest = f", the {MAX_LAYERS} that take longest" if len(curves) == MAX_LAYERS else ""
-    axes.set_title(f"Kernels over tokens{longest}\n{textwrap.shorten(kernels, 60)}", loc="left")
+    title = f"Kernels over tokens{longest}\n{textwrap.shorten(kernels, 60)}"
+    axes.set_title(title, loc="left", parse_math=False)
     _legend_below(axes, axes.get_legend_handles_labels()[0])
 
 

@@ -11,6 +11,7 @@ import tabulate
 from sim.hardware import get_gpu
 from sim.tables import load_table
 from sim.timing.table import LAYER_OPS, OPERATIONS, TimingTable
+from workloads.errors import plain
 
 tabulate.MIN_PADDING = 0  # as in sim.comparison
 
@@ -51,7 +52,7 @@ def table_row(path: Path, table: TimingTable) -> Row:
     """Answer what the table in *path* is, and its rows by operation."""
     info = table.info
     return {
-        "path": str(path),
+        "path": plain(str(path)),
         "gpu": info.gpu,
         "provenance": info.provenance,
         "source": info.source,
@@ -72,8 +73,8 @@ def rows_by_operation(table: TimingTable) -> dict[str, int]:
     return dict(zip(operations.tolist(), counts.tolist(), strict=True))
 
 
-def listing(fits: Sequence[Row], tables: Sequence[Row]) -> str:
-    """Answer the text of ``kvsim tables list``."""
+def listing(fits: Sequence[Row], tables: Sequence[Row], places: str = "") -> str:
+    """Answer the text of ``kvsim tables list``; *places* says where tables were looked for."""
     shown = [
         [
             fit["gpu"],
@@ -91,7 +92,7 @@ def listing(fits: Sequence[Row], tables: Sequence[Row]) -> str:
         _text(shown, headers, right=(3, 4)),
     ]
     if not tables:
-        return "\n".join([*parts, "", "Tables (--timing-table): none found"])
+        return "\n".join([*parts, "", f"Tables (--timing-table){places}: none found"])
     shown = [
         [
             textwrap.fill(Path(row["path"]).name, 24),
@@ -105,7 +106,7 @@ def listing(fits: Sequence[Row], tables: Sequence[Row]) -> str:
         for row in tables
     ]
     headers = ["table", "GPU", "provenance", "source", "model", "rows", "date"]
-    return "\n".join([*parts, "", "Tables (--timing-table)", _text(shown, headers)])
+    return "\n".join([*parts, "", f"Tables (--timing-table){places}", _text(shown, headers)])
 
 
 def _grouped(rows: dict[str, int]) -> dict[str, int]:
@@ -146,7 +147,7 @@ def description(name: str, table: TimingTable) -> str:
     }
     lines = [f"{key + ':':<12}{value}" for key, value in about.items()]
     lines += [f"{'note:':<12}{note}" for note in info.notes]
-    return "\n".join([name, *lines, "", operations_text(table)])
+    return "\n".join([plain(name), *lines, "", operations_text(table)])
 
 
 def operations_text(table: TimingTable) -> str:

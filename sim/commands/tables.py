@@ -11,14 +11,15 @@ import msgspec
 import sim
 from sim.commands.common import print_json, say
 from sim.errors import ConfigError, FileError
-from sim.files import check_output_file
+from sim.files import check_output_file, read_small
 from sim.hardware import get_gpu
+from sim.kv_spec import check_tensor_parallel
 from sim.models import get_model
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, convert
 from sim.timing.importers import IMPORTERS, Importer
 from sim.timing.importers.native import named
-from sim.timing.table import TableInfo, TimingTable, load, save, sidecar
+from sim.timing.table import MAX_INFO_BYTES, TableInfo, TimingTable, load, save, sidecar
 from sim.timing_report import (
     description,
     fit_description,
@@ -39,6 +40,8 @@ _IMPORT_OPTIONS = ("gpu", "model", "tensor_parallel_size", "backend", "backend_v
 def list_tables(values: dict[str, Any]) -> int:
     """Print every fit, and every table in folders; answer the exit code.
 
+    Without folders: the shipped tables, and those in the current folder, not below it.
+
     Raises:
         FileError: a folder that is none.
     """
@@ -47,7 +50,7 @@ def list_tables(values: dict[str, Any]) -> int:
         if not folder.is_dir():
             raise FileError(f"{plain(str(folder))} is no folder; expected one with timing tables")
     rows = []
-    for path in _found(folders or [SHIPPED]):
+    for path in _found(folders) if folders else [*_found([SHIPPED]), *_found([Path()], "*")]:
         try:
             rows.append(table_row(path, _table(path)))
         except ConfigError as error:
@@ -56,13 +59,14 @@ def list_tables(values: dict[str, Any]) -> int:
     if values["json"]:
         print_json({"fits": fits, "tables": rows})
     else:
-        click.echo(listing(fits, rows))
+        places = "" if folders else ", shipped and in the current folder"
+        click.echo(listing(fits, rows, places))
     return 0
 
 
-def _found(folders: Iterable[Path]) -> list[Path]:
+def _found(folders: Iterable[Path], below: str = "**/*") -> list[Path]:
     """Answer the Parquet files below *folders* that have the JSON file of a timing table."""
-    paths = (path for folder in folders for path in sorted(folder.rglob("*.parquet")))
+    paths = (path for folder in folders for path in sorted(folder.glob(f"{below}.parquet")))
     return [path for path in dict.fromkeys(paths) if _format_of(sidecar(path)) == _FORMAT]
 
 
@@ -72,8 +76,8 @@ _FORMAT = msgspec.structs.fields(TableInfo)[-2].default
 def _format_of(path: Path) -> object:
     """Answer what the JSON file *path* says that it describes; None if it says nothing."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError):
+        content = msgspec.json.decode(read_small(path, MAX_INFO_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return content.get("format") if isinstance(content, dict) else None
 
@@ -117,7 +121,7 @@ def show(values: dict[str, Any]) -> int:
     else:
         _show_table(name, values)
     if output is not None:
-        say(f"wrote {output}")
+        say(f"wrote {plain(output)}")
     return 0
 
 
@@ -138,6 +142,7 @@ def _show_fit(values: dict[str, Any]) -> None:
     gpu = get_gpu(_value(values, "gpu"))
     model = get_model(_value(values, "model") or _DEFAULT_MODEL)
     tensor_parallel_size = _value(values, "tensor_parallel_size") or 1
+    check_tensor_parallel(model, tensor_parallel_size)
     text = fit_description(gpu.name)
     if not text:
         known = sorted(fit["gpu"] for fit in fit_rows())

@@ -8,7 +8,7 @@ in microseconds; ``spread_us`` is the largest less the smallest of several measu
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from sim.columns import Columns
 from sim.errors import ConfigError, FileError
-from sim.files import atomic, write_json
-from workloads.errors import did_you_mean, nearest, plain
+from sim.files import atomic, read_small, reason, refuse_twice, regular, write_json
+from workloads.errors import did_you_mean, nearest, plain, quote
 
 TEXT_COLUMNS = ("op", "kernel", "dtype", "kv_dtype", "provenance")
 COUNT_COLUMNS = (
@@ -45,6 +45,22 @@ SORTED_BY = ("op", "kernel", "dtype", "kv_dtype", *COUNT_COLUMNS)
 
 PROVENANCES = ("measured", "fitted", "assumed")
 """What a time is worth, best first."""
+
+MIN_LATENCY_US, MAX_LATENCY_US = 1e-6, 1e12
+LATENCY = f"{MIN_LATENCY_US:g} to {MAX_LATENCY_US:g} microseconds"
+"""A picosecond to twelve days: what our integers of picoseconds count."""
+
+MAX_COUNT = 2**31 - 1
+"""Of tokens, heads, experts: products of two fit an int64."""
+
+MAX_BYTES = 2**53
+"""Of a message."""
+
+MAX_INFO_BYTES = 1_000_000
+"""Of a JSON file."""
+
+_MAY_BE_ZERO = frozenset({"block_size", "context", "query_context", "num_active_experts"})
+"""Contiguous, no history, as many as uniform routing touches."""
 
 _ATTENTION = ("kernel", "dtype", "kv_dtype", "num_heads", "num_kv_heads", "head_dim", "block_size")
 _LAYER = ("kernel", "dtype")
@@ -77,6 +93,12 @@ class Operation(NamedTuple):
 
     identity: tuple[str, ...]
     sizes: tuple[str, ...]
+
+    @property
+    def positive(self) -> tuple[str, ...]:
+        """Columns of whole numbers that mean nothing as 0."""
+        used = (*self.identity, *self.sizes)
+        return tuple(n for n in used if n in COUNT_COLUMNS and n not in _MAY_BE_ZERO)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -138,7 +160,7 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     driver: str = ""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     model: str = ""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     notes: tuple[str, ...] = ()
     format: Literal["kvsim-timing-table"] = "kvsim-timing-table"
     version: Literal[1] = 1
@@ -262,21 +284,36 @@ def check_columns(columns: Columns, where: str) -> None:
     """Check the rows of a table.
 
     Raises:
-        ConfigError: no rows, an unknown operation, a negative size, a time that is none, rows out
-            of order or the same twice: with the first such row, counted from 1.
+        ConfigError: no rows, an unknown operation, text that cannot be printed, a size or time that
+            cannot be, rows out of order or the same twice: with the first such row, counted from 1.
     """
     if not len(columns["op"]):
         raise ConfigError(f"{where}: no rows; expected at least one measurement")
     for op in dict.fromkeys(columns["op"].tolist()):
         if op not in OPERATIONS:
             near = did_you_mean(str(op), OPERATIONS)
-            raise ConfigError(f"{where}: column op: unknown operation {op!r}; {near}")
+            raise ConfigError(f"{where}: column op: unknown operation {quote(op)}; {near}")
+    for name in TEXT_COLUMNS:
+        for text in dict.fromkeys(columns[name].tolist()):
+            if not text.isprintable():
+                row = columns[name].tolist().index(text) + 1
+                raise ConfigError(
+                    f"{where}: column {name}, row {row}: {quote(text)}; expected {PRINTABLE}"
+                )
     for name in COUNT_COLUMNS:
-        _first(columns[name] < 0, columns[name], f"{where}: column {name}", "0 or more")
+        column, most = columns[name], max_of(name)
+        bad = (column < 0) | (column > most)
+        _first(bad, column, f"{where}: column {name}", f"0 or more, at most {most}")
+    for op in dict.fromkeys(columns["op"].tolist()):
+        is_op = columns["op"] == op
+        for name in OPERATIONS[op].positive:
+            bad = is_op & (columns[name] == 0)
+            _first(bad, columns[name], f"{where}: column {name}", f"1 or more, as in any {op}")
     latency, spread = columns["latency_us"], columns["spread_us"]
-    bad = ~(np.isfinite(latency) & (latency > 0))
-    _first(bad, latency, f"{where}: column latency_us", "more than 0 microseconds")
-    _first(spread < 0, spread, f"{where}: column spread_us", "0 or more microseconds")
+    bad = ~((latency >= MIN_LATENCY_US) & (latency <= MAX_LATENCY_US))
+    _first(bad, latency, f"{where}: column latency_us", LATENCY)
+    bad = (spread < 0) | (spread > MAX_LATENCY_US)
+    _first(bad, spread, f"{where}: column spread_us", "0 or more microseconds")
     steps = _steps(columns)
     wrong = np.flatnonzero(steps <= 0)
     if len(wrong):
@@ -292,12 +329,36 @@ def check_columns(columns: Columns, where: str) -> None:
         )
 
 
+def max_of(name: str) -> int:
+    """Answer the most that column *name*, of whole numbers, may be."""
+    return MAX_BYTES if name == "message_bytes" else MAX_COUNT
+
+
+PRINTABLE = "printable text on one line"
+
+
+def check_info(info: TableInfo, where: str) -> None:
+    """Check that every text of *info* can be printed; *where* begins the message.
+
+    Raises:
+        FileError: one has control characters.
+    """
+    for key, value in msgspec.structs.asdict(info).items():
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, dict):
+            texts = [*texts, *texts.values()]
+        for text in texts if isinstance(texts, list | tuple) else ():
+            if not text.isprintable():
+                raise FileError(f"{where}: key {key}: {quote(text)}; expected {PRINTABLE}")
+
+
 def checked(table: TimingTable, where: str) -> TimingTable:
-    """Answer *table*, whose rows `check_columns` accepts and whose provenance is known.
+    """Answer *table*, whose texts `check_info` accepts, whose rows `check_columns` accepts.
 
     Raises:
         FileError: they do not, or a row says to be worth more than its table.
     """
+    check_info(table.info, where)
     try:
         check_columns(table.columns, where)
     except ConfigError as error:
@@ -348,8 +409,9 @@ def load(path: str | Path, where: str = "--timing-table") -> TimingTable:
 def _check_suffix(path: Path, shown: str) -> None:
     """Refuse a file that is not there, and what has to be imported first, with how."""
     if not path.exists():
-        siblings = [p.stem for p in path.parent.glob("*.parquet") if p.is_file()]
-        hint = nearest(path.stem, siblings)
+        siblings = [p for p in path.parent.glob("*.parquet") if p.is_file()]
+        is_near = nearest(path.stem, [p.stem for p in siblings])  # all end in the same
+        hint = is_near and nearest(f"{path.stem}.parquet", [p.name for p in siblings])
         raise FileError(f"{shown}: no such file; {hint or 'expected a Parquet file'}".strip())
     if path.is_dir():
         raise ConfigError(
@@ -371,39 +433,56 @@ def read_info(path: Path, shown: str) -> TableInfo:
         FileError: it cannot be read, or is no description of a table.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TableInfo)
-    except (OSError, ValueError) as error:
-        if isinstance(error, msgspec.MsgspecError):
-            raise FileError(f"{shown}: {error}; expected what describes a timing table") from None
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        content = read_small(path, MAX_INFO_BYTES)
+        info = msgspec.json.decode(content, type=TableInfo)
+        refuse_twice(content)
+    except RecursionError:
+        raise FileError(f"{shown}: nested too deeply; expected a flat object") from None
+    except msgspec.MsgspecError as error:
         raise FileError(
-            f"{shown}: {reason}; expected the JSON file beside the table's Parquet file"
+            f"{shown}: {plain(str(error))}; expected what describes a timing table"
         ) from None
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"{shown}: {reason(error)}; expected the JSON file beside the table's Parquet file"
+        ) from None
+    check_info(info, shown)
+    return info
 
 
 def read_columns(path: Path, shown: str) -> Columns:
     """Answer the columns of the Parquet file *path*, unchecked; refusals call it *shown*.
 
     Raises:
-        FileError: it cannot be read, or a column is missing, of another type, or has holes.
+        FileError: it cannot be read, or a column is missing, there twice, of another type, or has
+            holes.
     """
     import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    try:
+        with regular(path).open("rb") as file, pq.ParquetFile(file) as parquet:
+            return _columns(parquet.read(), shown)
+    except ConfigError:
+        raise
+    except (OSError, pa.ArrowException, ValueError) as error:
+        why = plain(reason(error).partition("\n")[0])
+        raise FileError(f"{shown}: {why}; expected a Parquet file") from None
+
+
+def _columns(table: Any, shown: str) -> Columns:
+    """Answer the columns of the Arrow *table*."""
+    import pyarrow as pa  # noqa: PLC0415  # slow to import, and few runs read a table
+
     from sim import arrow  # noqa: PLC0415
 
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-    except (OSError, pa.ArrowException, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        reason = plain(reason.partition("\n")[0])
-        raise FileError(f"{shown}: {reason}; expected a Parquet file") from None
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise FileError(f"{shown}: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
     columns: Columns = {}
     for name in COLUMNS:
+        if table.column_names.count(name) > 1:
+            raise FileError(f"{shown}: column {name} is there twice; expected it once")
         column = table.column(name)
         kinds = (
             (_is_text, object, "text")
@@ -414,7 +493,7 @@ def read_columns(path: Path, shown: str) -> Columns:
         )
         is_kind, dtype, expected = kinds
         if not is_kind(column.type) or (column.null_count and name != "spread_us"):
-            what = f"{column.type} with {column.null_count} nulls"
+            what = f"{plain(str(column.type))} with {column.null_count} nulls"
             raise FileError(f"{shown}: column {name} is {what}; expected {expected}, no nulls")
         columns[name] = arrow.values(column).astype(dtype, copy=False)
     return columns
@@ -429,8 +508,12 @@ def _is_text(kind: Any) -> bool:
 def save(table: TimingTable, path: str | Path) -> None:
     """Write *table* to the Parquet file *path* and its JSON file, both or neither.
 
+    Both are written whole under other names before either takes its own, the JSON file first: it
+    describes rows to come, where a Parquet file without it would belong to no table. Who is killed
+    between these two renamings leaves the new JSON file beside the rows there were, each whole.
+
     Raises:
-        FileError: it cannot be written.
+        FileError: it cannot be written; older files are as they were.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -439,6 +522,9 @@ def save(table: TimingTable, path: str | Path) -> None:
     path = Path(path)
     texts = {name: arrow.strings(table.columns[name].tolist()) for name in TEXT_COLUMNS}
     arrays = arrow.table({**table.columns, **texts}).select(COLUMNS)
+    if path.is_dir():
+        raise FileError(f"{plain(str(path))} is a folder; expected the name of a file")
     with atomic(path) as temporary:
-        pq.write_table(arrays, temporary, compression="zstd")
+        with temporary.open("wb") as file:  # Arrow takes no name that is not UTF-8
+            pq.write_table(arrays, file, compression="zstd")
         write_json(sidecar(path), table.info)

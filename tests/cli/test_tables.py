@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.commands.tables import TABLE_COMMANDS
@@ -13,9 +14,10 @@ from sim.flags import _TABLES
 from sim.timing.importers import IMPORTERS
 from sim.timing.importers.native import read_native
 from sim.timing.roofline import fitted_gpu_names
-from sim.timing.table import load, save, sidecar
+from sim.timing.table import load, make_table, save, sidecar
+from sim.timing_plots import draw_table, write
 from tests.cli.conftest import Kvsim
-from tests.tiny_table import tiny_rows, tiny_table
+from tests.tiny_table import INFO, decode, gemm, tiny_rows, tiny_table
 
 
 @pytest.fixture
@@ -72,11 +74,29 @@ def test_list_goes_on_after_a_bad_table(kvsim: Kvsim, table: Path) -> None:
     assert "tiny.parquet" in done.out
 
 
+def test_pipes_in_a_folder_are_left_out(kvsim: Kvsim, table: Path) -> None:
+    os.mkfifo(table.with_name("a.parquet"))
+    os.mkfifo(table.with_name("a.json"))
+    os.mkfifo(table.with_name("b.parquet"))
+    table.with_name("b.json").write_bytes(sidecar(table).read_bytes())
+    done = kvsim("tables", "list", table.parent)
+    assert len(done.notes) == 1
+    assert "b.parquet: no regular file" in done.notes[0]
+
+
 def test_list_without_a_folder_and_of_none(
     kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "d").mkdir()
     monkeypatch.setattr("sim.commands.tables.SHIPPED", tmp_path / "none")
-    assert "none found" in kvsim("tables", "list").out
+    monkeypatch.chdir(tmp_path)
+    assert "shipped and in the current folder: none found" in kvsim("tables", "list").out
+    save(tiny_table(), tmp_path / "here.parquet")
+    save(tiny_table(), tmp_path / "d" / "below.parquet")
+    done = kvsim("tables", "list")
+    assert "Tables (--timing-table), shipped and in the current folder\n" in done.out
+    assert "here.parquet" in done.out
+    assert "below.parquet" not in done.out
     done = kvsim("tables", "list", tmp_path / "none")
     assert (done.code, "is no folder" in done.refusal) == (1, True)
 
@@ -112,6 +132,22 @@ def test_a_chart_of_a_gpu_without_a_fit_says_so(kvsim: Kvsim, table: Path, tmp_p
     if "L40S" not in fitted_gpu_names():
         assert "no roofline is drawn" in done.notes[0]
     assert done.code == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_chart_of_extremes_and_of_what_looks_like_mathematics(tmp_path: Path) -> None:
+    most = 2**31 - 1
+    rows = [
+        *(
+            decode(b, c, t, kernel=r"$\x^{")
+            for b in (1, most)
+            for c, t in ((0, 1e-6), (most, 1e12))
+        ),
+        *(gemm(m, most, most, 1e12) | {"kernel": r"$\bad$"} for m in (1, most)),
+    ]
+    info = msgspec.structs.replace(INFO, source="核 $^$")
+    figure, _ = draw_table(make_table(info, rows, ""))
+    write(figure, tmp_path / "a.png")
 
 
 def test_a_fit(kvsim: Kvsim, tmp_path: Path) -> None:
@@ -151,6 +187,12 @@ def test_import_of_our_own_format(kvsim: Kvsim, rows: Path, tmp_path: Path) -> N
     assert done.notes == ["note: nobody measured this"]
     assert len(load(out)) == len(read_native(rows)) == 27
     assert kvsim("tables", "check", out).code == 0
+    odd = tmp_path / os.fsdecode(b"\xff\x1b.parquet")
+    done = kvsim("tables", "import", "native", rows, "-o", odd)
+    assert (done.code, r"\udcff\x1b.parquet' and " in done.err) == (0, True)
+    for name in ("show", "check", "list"):
+        done = kvsim("tables", name, tmp_path if name == "list" else odd)
+        assert (done.code, "\x1b" in done.out) == (0, False)
     before = out.read_bytes()
     assert kvsim("tables", "import", "native", out, "-o", out).code == 0  # itself, again
     assert out.read_bytes() == before
@@ -175,7 +217,7 @@ def test_import_of_a_profile(kvsim: Kvsim, tmp_path: Path) -> None:
     before = (tmp_path / "out.parquet").read_bytes()
     done = kvsim(*arguments, "--gpu", "a100-80gb")
     assert done.code == 1
-    assert "dense.csv, line 2, time_us: expected more than 0 microseconds" in done.refusal
+    assert "dense.csv, line 2, time_us: expected 1e-06 to 1e+12 microseconds" in done.refusal
     assert (tmp_path / "out.parquet").read_bytes() == before
 
 
@@ -214,6 +256,16 @@ def test_an_importer_whose_package_is_missing(
         (["show", "--gpu", "A100"], 2, ["--gpu 'A100' is ambiguous; expected one of A100-40, A1"]),
         (["show", "--gpu", "H200", "--model", "x", "-o", "a.png"], 2, ["--model 'x' is unknown"]),
         (["show", "--gpu", "H200", "-tp", "0", "-o", "a.png"], 2, ["--tensor-parallel-size: exp"]),
+        (
+            ["show", "--gpu", "H200", "-tp", "64", "-o", "a.svg"],
+            2,
+            ["64: meta-llama/Llama-3.1-8B h"],
+        ),
+        (
+            ["show", "--gpu", "H200", "-tp", "3", "-o", "a.svg"],
+            2,
+            ["--tensor-parallel-size 3: met"],
+        ),
         (["show", "T", "-o", "a.jpg"], 2, ["--output a.jpg: expected a name ending in .png or .s"]),
         (["show", "T", "-o", "a"], 2, ["--output a: expected a name ending in .png or .svg"]),
         (["show", "T", "-o", "d.png"], 2, ["--output d.png is a folder; expected the name of a"]),
@@ -221,7 +273,7 @@ def test_an_importer_whose_package_is_missing(
         (["show", "T", "-o", "a.png", "--heads", "32/8"], 2, ["--heads '32/8'", "'32/8/128'?"]),
         (["show", "T", "-o", "a.png", "--kernel", "made"], 2, ["--kernel 'made'", "'made_up'?"]),
         (["show", "nope.parquet"], 1, ["nope.parquet: no such file; expected a Parquet file"]),
-        (["show", "tables/tinny.parquet"], 1, ["no such file; did you mean 'tiny'?"]),
+        (["show", "tables/tinny.parquet"], 1, ["no such file; did you mean 'tiny.parquet'?"]),
         (["show", "tables"], 2, ["tables is a folder", "kvsim tables import llmservingsim tables"]),
         (["import"], 2, ["expected NAME SOURCE -o OUT.parquet", "llmservingsim: a profile folder"]),
         (["import", "native", "x.csv"], 2, ["expected NAME SOURCE -o OUT.parquet"]),

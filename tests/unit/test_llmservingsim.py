@@ -1,6 +1,7 @@
 """Profile folders of LLMServingSim: a made-up one, and a real one where it is at hand."""
 
 import csv
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,60 @@ def test_all_reduces_of_the_hardware_above(profile: Path) -> None:
         read_profile(profile)
 
 
+@pytest.mark.parametrize(
+    ("npus", "samples", "message"),
+    [
+        (".inf", "bytes: 1, us: 1", "npus: expected a whole number, at least 1"),
+        ("-2", "bytes: 1, us: 1", "npus: expected a whole number, at least 1"),
+        ("2", "bytes: 100000000000000000000, us: 1", "sample 1: bytes: expected a whole number"),
+        ("2", "bytes: .nan, us: 1", "sample 1: bytes: expected a whole number"),
+        ("2", "bytes: [1], us: 1", "measured.interconnect: "),
+        ("2", "bytes: 1, us: .nan", "sample 1: us: expected 1e-06 to 1e+12 microseconds"),
+        ("2", "bytes: 1, us: -1", "sample 1: us: expected 1e-06 to 1e+12 microseconds"),
+        (
+            "2",
+            "bytes: 1, us: 1}, {collective: all_reduce, bytes: 1, us: 2",
+            "sample 2: all_reduce of 1 bytes is there twice",
+        ),
+    ],
+)
+def test_collectives_that_cannot_be_right_are_refused(
+    profile: Path, npus: str, samples: str, message: str
+) -> None:
+    sample = f"{{collective: all_reduce, {samples}}}"
+    text = f"measured: {{interconnect: {{npus: {npus}, samples: [{sample}]}}}}\n"
+    (profile.parent / "hardware.yaml").write_text(text)
+    with pytest.raises(FileError, match=re.escape(f"hardware.yaml: {message}")) as refusal:
+        read_profile(profile)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "measured:\n", "measured: null\n"])
+def test_an_empty_hardware_file_has_no_collectives(profile: Path, text: str) -> None:
+    (profile.parent / "hardware.yaml").write_text(text)
+    assert not len(read_profile(profile).where(op="all_reduce"))
+
+
+def test_aliases_that_nest_are_not_followed(profile: Path) -> None:
+    """Nine levels of nine: a billion of what is written in a line each."""
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]")
+    bomb = "\n".join(lines) + "\n"
+    (profile / "meta.yaml").write_text(bomb + META)
+    assert len(read_profile(profile))
+    for key in ("model", "variant", "profiled_at"):
+        meta = re.sub(f"{key}: .*", f"{key}: *i", META)
+        (profile / "meta.yaml").write_text(bomb + meta)
+        with pytest.raises(FileError, match=f"meta.yaml: key {key}: a list; expected"):
+            read_profile(profile)
+
+
+def test_a_layer_whose_name_has_a_line_end_is_one_line(profile: Path) -> None:
+    (profile / "tp1" / "dense.csv").write_text(DENSE + '"a\nb",1,1\n')
+    assert r"layer 'a\nb' of dense.csv left out: not known" in read_profile(profile).info.notes
+
+
 def test_a_byte_order_mark_does_not_matter(profile: Path) -> None:
     rows = len(read_profile(profile))
     for path in (profile / "tp1").iterdir():
@@ -197,6 +252,14 @@ def _line(name: str, number: int, text: str) -> Callable[[Path], object]:
     return change
 
 
+def _fifo(name: str) -> Callable[[Path], object]:
+    def change(profile: Path) -> None:
+        (profile / name).unlink()
+        os.mkfifo(profile / name)
+
+    return change
+
+
 def _meta(old: str, new: str) -> Callable[[Path], object]:
     return lambda profile: (profile / "meta.yaml").write_text(META.replace(old, new))
 
@@ -210,12 +273,15 @@ def _meta(old: str, new: str) -> Callable[[Path], object]:
         (_line("attention.csv", 4, "0,0,1,6.5,12"), "line 4, kv_decode: expected a whole number"),
         (_line("attention.csv", 4, "0,0,-1,64,12"), "line 4, n_decode: expected a whole number"),
         (_line("attention.csv", 4, "0,0,1,nan,12"), "line 4, kv_decode: expected a whole number"),
-        (_line("attention.csv", 4, "0,0,1,64,0"), "line 4, time_us: expected more than 0 microsec"),
-        (_line("attention.csv", 4, "0,0,1,64,-2"), "line 4, time_us: expected more than 0"),
-        (_line("attention.csv", 4, "0,0,1,64,inf"), "line 4, time_us: expected more than 0"),
+        (
+            _line("attention.csv", 4, "0,0,1,64,0"),
+            "line 4, time_us: expected 1e-06 to 1e+12 microsec",
+        ),
+        (_line("attention.csv", 4, "0,0,1,64,-2"), "line 4, time_us: expected 1e-06 to"),
+        (_line("attention.csv", 4, "0,0,1,64,inf"), "line 4, time_us: expected 1e-06 to"),
         (_line("attention.csv", 4, "0,0,1,16,12"), "line 4: the same sizes as in line 3"),
         (_line("dense.csv", 3, "act_fn,1,2"), "dense.csv, line 3: the same sizes as in line 2"),
-        (_line("dense.csv", 3, "act_fn,2,ms"), "dense.csv, line 3, time_us: expected more than 0"),
+        (_line("dense.csv", 3, "act_fn,2,ms"), "dense.csv, line 3, time_us: expected 1e-06 to"),
         (
             _line("dense.csv", 1, "layer,time_us"),
             "dense.csv: no column tokens; expected layer, tok",
@@ -227,8 +293,29 @@ def _meta(old: str, new: str) -> Callable[[Path], object]:
             lambda p: (p / "meta.yaml").unlink(),
             "meta.yaml: No such file or directory; expected the",
         ),
-        (_meta(META, "- 1"), "meta.yaml: expected keys and values, got [1]"),
+        (_meta(META, "- 1"), "meta.yaml: expected keys and values, got a list"),
         (_meta(META, "a: [\n"), "meta.yaml: while parsing a flow node; expected the meta.yaml of"),
+        (
+            _meta("32}", "1000000000000000000000}"),
+            "block_size is '1000000000000000000000'; expected",
+        ),
+        (_meta("32}", "[1]}"), "meta.yaml: block_size is 'a list'; expected a whole number"),
+        (_meta("bf16", "fp4-kvint8"), "meta.yaml: key variant: 'fp4-kvint8'; expected one of bf16"),
+        (_meta("bf16", "bf16-kvint8"), "meta.yaml: key variant: 'bf16-kvint8'; expected one of"),
+        (_meta("model: meta-llama/Llama-3.1-8B", ""), "meta.yaml: no key model; expected its name"),
+        (_meta("hardware: RTX4090", "hardware:"), "meta.yaml: no key hardware; expected its name"),
+        (_meta(META, ""), "meta.yaml: no key model; expected its name there, or --model"),
+        (_meta("0.19.0", "[a]"), "meta.yaml: key vllm_version: a list; expected printable text"),
+        (_meta("0.19.0", r'"a\e[31m"'), r"key vllm_version: 'a\x1b[31m'; expected printable text"),
+        (_meta(META, "x" * 10**6 + "\n"), "meta.yaml: more than 1,000,000 bytes; expected the met"),
+        (_line("attention.csv", 2, "0,0,0,0,1e300"), "time_us: expected 1e-06 to 1e+12 microsec"),
+        (_line("attention.csv", 2, f"{2**31},0,0,0,1"), "prefill_chunk: expected a whole number, "),
+        (
+            lambda p: (p / "tp1" / "attention.csv").write_text(ATTENTION.partition("\n")[0] + "\n"),
+            "attention.csv: no decode and no chunk; expected a line of one",
+        ),
+        (_fifo("tp1/dense.csv"), "dense.csv: no regular file; expected a CSV file of a profile"),
+        (_fifo("meta.yaml"), "meta.yaml: no regular file; expected the meta.yaml of a profile"),
         (_meta("32}", "x}"), "meta.yaml: block_size is 'x'; expected a whole number, at least 1"),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.errors import FileError
 from sim.timing.importers.llmservingsim import read_profile
 from sim.timing.table import TimingTable
 
@@ -51,6 +52,14 @@ def test_a_slice_of_experts_is_not_that_of_another_size(tmp_path: Path) -> None:
     assert len(table.where(op="moe", num_gpus=1, n=768 // 2)) == 0
 
 
+def test_more_ranks_than_experts_are_refused_with_the_line(tmp_path: Path) -> None:
+    folder = _profile(tmp_path)
+    for ep, message in ((1000, "1000 ranks; expected at most the 128 experts"), (-1, "expected a")):
+        (folder / "tp1" / "moe.csv").write_text(EXPERTS + f"{ep},1,4,36\n")
+        with pytest.raises(FileError, match=rf"moe.csv, line 4, ep: {message}"):
+            read_profile(folder)
+
+
 def test_layers_are_those_of_the_rank(tmp_path: Path) -> None:
     folder = _profile(tmp_path)
     times = [
@@ -66,6 +75,7 @@ def test_layers_are_those_of_the_rank(tmp_path: Path) -> None:
         ("", 16),
         ("engine_effective: {block_size: 32}", 32),
         ("engine_effective: {}\nengine_resolved: {per_tp: {'1': {block_size: 128}}}", 128),
+        ("engine_resolved: {per_tp: {1: {block_size: 64}}}", 64),
     ],
 )
 def test_block_size_is_what_the_engine_ended_up_with(
@@ -75,7 +85,9 @@ def test_block_size_is_what_the_engine_ended_up_with(
     assert _only(table.where(op="decode_attention"), "block_size") == block_size
 
 
-@pytest.mark.parametrize(("variant", "kv_dtype"), [("bf16", "bfloat16"), ("bf16-kvfp8", "fp8")])
+@pytest.mark.parametrize(
+    ("variant", "kv_dtype"), [("bf16", "bfloat16"), ("bf16-kvfp8", "fp8"), ("null", "bfloat16")]
+)
 def test_type_of_the_kv_cache_is_in_the_name(tmp_path: Path, variant: str, kv_dtype: str) -> None:
     table = read_profile(_profile(tmp_path, variant=variant))
     assert _only(table, "dtype") == "bfloat16"

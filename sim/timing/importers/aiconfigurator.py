@@ -433,7 +433,14 @@ def _needed(table: TimingTable, model: ModelSpec, tp: int, where: str) -> Timing
         kept[expert_rows(numbered, experts, model.hidden_size).columns["row"]] = True
     if not kept.any():
         raise ConfigError(f"{where}: nothing for {model.name} on one of {tp} ranks")
-    info = msgspec.structs.replace(table.info, notes=(*table.info.notes, *notes))
+    idle: tuple[str, ...] = () if model.is_moe else ("moe",)
+    idle += () if model.is_mla else ("generation_mla", "context_mla", "mla_")
+    others = [
+        note
+        for note in table.info.notes
+        if not note.startswith(idle) and "sliding windows" not in note  # no model of ours has any
+    ]
+    info = msgspec.structs.replace(table.info, notes=(*others, *notes))
     return TimingTable(info, table.at(np.flatnonzero(kept)).columns)
 
 

@@ -7,6 +7,7 @@ with experts, ``moe.csv``: CUDA kernel times in microseconds, of one layer of on
 """
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,23 @@ import numpy as np
 import yaml
 
 from sim.errors import ConfigError, FileError
-from sim.files import reason
+from sim.files import read_small, reason, regular
 from sim.hardware import get_gpu
 from sim.kv_spec import check_tensor_parallel
 from sim.models import ModelSpec, get_model
 from sim.timing.layers import attention_shape
-from sim.timing.table import LAYER_OPS, TableInfo, TimingTable, make_table
+from sim.timing.table import (
+    LATENCY,
+    LAYER_OPS,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_LATENCY_US,
+    MIN_LATENCY_US,
+    PRINTABLE,
+    TableInfo,
+    TimingTable,
+    make_table,
+)
 from workloads.errors import plain, quote
 
 _SOURCE = "LLMServingSim profile, github casys-kaist/LLMServingSim"
@@ -32,7 +44,10 @@ _KEYED = {"kv_prefill": "prefill_key"}
 
 _HISTORIES = (0, *(2**k for k in range(4, 18)))
 _NO_AXES: Mapping[str, str] = {}
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "fp8"}
+_NULLS = ("", "~", "null", "Null", "NULL")
+_MAX_YAML_BYTES = 1_000_000
+_MAX_BLOCK_SIZE = 2**20
 
 Row = dict[str, Any]
 
@@ -51,16 +66,15 @@ def read_profile(
     """
     folder = Path(folder)
     meta_path = next((p for p in (folder, folder.parent) if (p / "meta.yaml").is_file()), folder)
-    meta = _yaml(meta_path / "meta.yaml")
-    spec = get_model(model or str(meta.get("model")))
-    gpu_spec = get_gpu(gpu or str(meta.get("hardware")))
+    meta, shown = _yaml(meta_path / "meta.yaml"), plain(str(meta_path / "meta.yaml"))
+    spec = get_model(model or _name(meta, "model", shown, "--model"))
+    gpu_spec = get_gpu(gpu or _name(meta, "hardware", shown, "--gpu"))
     check_tensor_parallel(spec, tensor_parallel_size)
     data = _rank_folder(folder, meta_path, tensor_parallel_size)
-    weights, _, cache = str(meta.get("variant")).partition("-kv")
-    dtype = _DTYPES.get(weights, "bfloat16")
-    block_size = _block_size(meta, tensor_parallel_size, plain(str(meta_path / "meta.yaml")))
+    dtype, kv_dtype = _types(_text(meta, "variant", shown), shown)
+    block_size = _block_size(meta, tensor_parallel_size, shown)
     notes: list[str] = []
-    kernel = {"kernel": "vllm", "dtype": dtype, "kv_dtype": _DTYPES.get(cache, dtype)}
+    kernel = {"kernel": "vllm", "dtype": dtype, "kv_dtype": kv_dtype}
     rows = [
         *_attention(data, spec, tensor_parallel_size, block_size, notes),
         *_layers(data, meta_path, notes),
@@ -72,12 +86,12 @@ def read_profile(
         provenance="measured",
         source=_SOURCE,
         licence="MIT",
-        date=str(meta.get("profiled_at", "")),
+        date=_text(meta, "profiled_at", shown),
         l2_policy="unknown",  # between two calls the rest of a layer runs; some is still faster
         versions={
-            name: str(meta[f"{name}_version"])
+            name: version
             for name in ("vllm", "cuda", "profiler")
-            if f"{name}_version" in meta
+            if (version := _text(meta, f"{name}_version", shown))
         },
         model=spec.name,
         tensor_parallel_size=tensor_parallel_size,
@@ -86,20 +100,56 @@ def read_profile(
     return make_table(info, [kernel | row for row in rows], plain(str(data)))
 
 
+def _text(meta: dict[str, Any], key: str, shown: str) -> str:
+    """Answer what *meta* has at *key*; nothing if it is missing or null."""
+    value = meta.get(key, "")
+    if not isinstance(value, str) or not value.isprintable():
+        what = quote(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        raise FileError(f"{shown}: key {key}: {what}; expected {PRINTABLE}")
+    return "" if value in _NULLS else value
+
+
+def _there(value: Any) -> Any:
+    """Answer *value*, a part of a YAML file; None if it is null."""
+    return None if value in _NULLS else value
+
+
+def _name(meta: dict[str, Any], key: str, shown: str, flag: str) -> str:
+    value = _text(meta, key, shown)
+    if not value:
+        raise FileError(f"{shown}: no key {key}; expected its name there, or {flag}")
+    return value
+
+
+def _types(variant: str, shown: str) -> tuple[str, str]:
+    """Answer the types of weights and KV cache, of a name like ``bf16-kvfp8``."""
+    weights, has_cache, cache = (variant or "bf16").partition("-kv")
+    for name in (weights, cache) if has_cache else (weights,):
+        if name not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise FileError(
+                f"{shown}: key variant: {quote(variant)}; expected one of {known}, then -kv and "
+                "one of them if the KV cache is of another type"
+            )
+    return _DTYPES[weights], _DTYPES[cache or weights]
+
+
 def _block_size(meta: dict[str, Any], tp: int, shown: str) -> int:
     """Answer the block size that the profiled engine ended up with, which some backends raise."""
-    value: Any = 16
+    value: Any = "16"
     for names in (("engine_effective",), ("engine_resolved", "per_tp", str(tp))):
         part: Any = meta
         for name in names:
             part = part.get(name) if isinstance(part, dict) else None
         if isinstance(part, dict):
             value = part.get("block_size", value)
-    if not isinstance(value, int) or value < 1:
+    text = value if isinstance(value, str) else f"a {type(value).__name__}"
+    if not re.fullmatch("[0-9]{1,7}", text) or not 1 <= int(text) <= _MAX_BLOCK_SIZE:
         raise FileError(
-            f"{shown}: block_size is {quote(value)}; expected a whole number, at least 1"
+            f"{shown}: block_size is {quote(text)}; expected a whole number, at least 1, at most "
+            f"{_MAX_BLOCK_SIZE}"
         )
-    return value
+    return int(text)
 
 
 def _rank_folder(folder: Path, meta_path: Path, tp: int) -> Path:
@@ -127,23 +177,30 @@ def _rank_folder(folder: Path, meta_path: Path, tp: int) -> Path:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
+    """Answer the keys of a YAML file, of nothing none; every scalar is text, as it is written.
+
+    Aliases are not followed: what they nest is as large as it is long in the file.
+    """
     shown = plain(str(path))
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml.load(read_small(path, _MAX_YAML_BYTES), yaml.BaseLoader)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError | ValueError) else str(error)
         raise FileError(
             f"{shown}: {plain(why.partition(chr(10))[0])}; expected the {path.name} of a profile "
             "folder of LLMServingSim"
         ) from None
+    if content is None or content == "":
+        return {}
     if not isinstance(content, dict):
-        raise FileError(f"{shown}: expected keys and values, got {quote(content)}")
+        raise FileError(f"{shown}: expected keys and values, got a {type(content).__name__}")
     return content
 
 
 class _Measurement(NamedTuple):
-    """A line of a CSV file: its other columns, sizes, and time in microseconds."""
+    """A line of a CSV file: where, its other columns, sizes, and time in microseconds."""
 
+    where: str
     record: dict[str, str]
     sizes: list[int]
     time: float
@@ -166,10 +223,10 @@ def _measurements(
     """
     shown = plain(str(path))
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular(path).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise FileError(f"{shown}: {reason(error)}; expected a CSV file of a profile") from None
-    reader = csv.DictReader(text.splitlines())
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     seen: dict[tuple[object, ...], int] = {}
     try:
         names = tuple(reader.fieldnames or ())
@@ -184,7 +241,8 @@ def _measurements(
             if key in seen:
                 raise FileError(f"{where}: the same sizes as in line {seen[key]}; expected one")
             seen[key] = reader.line_num
-            yield _Measurement(record, counts, _time(record["time_us"], f"{where}, time_us"))
+            time = _time(record["time_us"], f"{where}, time_us")
+            yield _Measurement(where, record, counts, time)
     except csv.Error as error:
         raise FileError(f"{shown}, line {reader.line_num}: {error}; expected CSV") from None
 
@@ -198,13 +256,15 @@ def _check_columns(names: tuple[str, ...], expected: tuple[str, ...], shown: str
         )
 
 
-def _count(text: str, where: str) -> int:
+def _count(text: str, where: str, most: int = MAX_COUNT, least: int = 0) -> int:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < 2**53 or value != int(value):
-        raise FileError(f"{where}: expected a whole number, at least 0, got {quote(text)}")
+    if not least <= value <= most or value != int(value):
+        raise FileError(
+            f"{where}: expected a whole number, at least {least}, at most {most}, got {quote(text)}"
+        )
     return int(value)
 
 
@@ -213,8 +273,8 @@ def _time(text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise FileError(f"{where}: expected more than 0 microseconds, got {quote(text)}")
+    if not MIN_LATENCY_US <= value <= MAX_LATENCY_US:
+        raise FileError(f"{where}: expected {LATENCY}, got {quote(text)}")
     return value
 
 
@@ -231,7 +291,11 @@ def _attention(
     }
     mixed: dict[_Shot, float] = {}
     batches: set[int] = set()
-    for shot, time in _shots(data / "attention.csv", notes):
+    measured = list(_shots(data / "attention.csv", notes))
+    if not any(shot.batch or shot.chunk for shot, _ in measured):
+        shown = plain(str(data / "attention.csv"))
+        raise FileError(f"{shown}: no decode and no chunk; expected a line of one at least")
+    for shot, time in measured:
         row = identity | {"latency_us": time, "batch": shot.batch or 1}
         if shot.batch and shot.chunk:
             mixed[shot] = time
@@ -270,7 +334,7 @@ def _shots(path: Path, notes: list[str]) -> Iterator[tuple[_Shot, float]]:
     """Answer the calls of ``attention.csv`` and their times in microseconds."""
     keyed: dict[_Shot, list[tuple[float, float]]] = {}
     optional = ("layer", "decode_q_len")
-    for record, sizes, time in _measurements(path, _ATTENTION, optional=optional, axes=_KEYED):
+    for _, record, sizes, time in _measurements(path, _ATTENTION, optional=optional, axes=_KEYED):
         if record.get("layer", "attention") != "attention":
             continue
         if record.get("decode_q_len", "1") != "1":
@@ -330,7 +394,7 @@ def _layers(data: Path, meta_path: Path, notes: list[str]) -> Iterator[Row]:
         paths = list(dict.fromkeys((data / name, meta_path / "tp1" / name)))
         for path in [path for path in paths if path.is_file()] or paths[:1]:
             found: set[str] = set()
-            for record, (count,), time in _measurements(path, (size,), ("layer",)):
+            for _, record, (count,), time in _measurements(path, (size,), ("layer",)):
                 layer = record["layer"]
                 found.add(layer)
                 if layer in seen:
@@ -361,8 +425,13 @@ def _experts(
         notes.append(f"moe.csv left out: {model.name} has no experts")
         return
     sizes = ("tokens", "activated_experts")
-    for record, (tokens, touched), time in _measurements(path, sizes, optional=("ep",)):
-        ranks = _count(record.get("ep", "1"), f"{plain(str(path))}: ep") or 1
+    for where, record, (tokens, touched), time in _measurements(path, sizes, optional=("ep",)):
+        ranks = _count(record.get("ep", "1"), f"{where}, ep") or 1
+        if ranks > model.num_experts:
+            raise FileError(
+                f"{where}, ep: {ranks} ranks; expected at most the {model.num_experts} experts of "
+                f"{model.name}"
+            )
         yield {
             "op": "moe",
             "n": model.moe_intermediate_size if ranks > 1 else model.moe_intermediate_size // tp,
@@ -388,20 +457,30 @@ def _collectives(meta_path: Path) -> Iterator[Row]:
     )
     if path is None:
         return
+    shown = plain(str(path))
+    seen: set[tuple[object, ...]] = set()
     try:
-        link = (_yaml(path).get("measured") or {}).get("interconnect") or {}
-        for sample in link.get("samples") or ():
-            if sample.get("collective") in {"all_reduce", "all_gather"}:
-                yield {
-                    "op": sample["collective"],
-                    "num_gpus": int(link["npus"]),
-                    "message_bytes": int(sample["bytes"]),
-                    "latency_us": float(sample["us"]),
-                }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        link: Any = _yaml(path)
+        for name in ("measured", "interconnect"):
+            link = _there(link.get(name)) or {}
+        for number, sample in enumerate(_there(link.get("samples")) or (), start=1):
+            op = sample.get("collective")
+            if op not in ("all_reduce", "all_gather"):
+                continue
+            where = f"{shown}: sample {number}"
+            num_gpus = _count(link["npus"], f"{shown}: npus", least=1)
+            message_bytes = _count(sample["bytes"], f"{where}: bytes", MAX_BYTES, least=1)
+            if (op, message_bytes) in seen:
+                raise FileError(f"{where}: {op} of {message_bytes} bytes is there twice")
+            seen.add((op, message_bytes))
+            yield {
+                "op": op,
+                "num_gpus": num_gpus,
+                "message_bytes": message_bytes,
+                "latency_us": _time(sample["us"], f"{where}: us"),
+            }
+    except (AttributeError, KeyError, TypeError) as error:
         raise FileError(
-            f"{plain(str(path))}: measured.interconnect: {plain(str(error))}; expected npus, and "
+            f"{shown}: measured.interconnect: {plain(str(error))}; expected npus, and "
             "samples with collective, bytes and us"
         ) from None

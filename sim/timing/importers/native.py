@@ -5,7 +5,7 @@ CSV file may leave out columns that no operation in it uses.
 """
 
 import csv
-import math
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,25 +13,29 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.errors import ConfigError, FileError
-from sim.files import reason
+from sim.files import reason, regular
 from sim.hardware import get_gpu
 from sim.models import get_model
 from sim.timing.table import (
     COLUMNS,
     COUNT_COLUMNS,
+    LATENCY,
+    MAX_LATENCY_US,
+    MIN_LATENCY_US,
     OPERATIONS,
+    PRINTABLE,
     PROVENANCES,
     TEXT_COLUMNS,
     TableInfo,
     TimingTable,
     make_table,
+    max_of,
     read_columns,
     read_info,
     sidecar,
 )
 from workloads.errors import did_you_mean, plain, quote
 
-MAX_COUNT = 2**63 - 1
 _ALWAYS = ("op", "latency_us")
 
 
@@ -99,10 +103,10 @@ def _parquet(path: Path, shown: str) -> Iterator[_Row]:
 
 def _csv(path: Path, shown: str) -> Iterator[_Row]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular(path).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise FileError(f"{shown}: {reason(error)}; expected a CSV file") from None
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
         _check_header(header, shown)
@@ -158,14 +162,20 @@ def _check_row(row: dict[str, Any], where: str, info: TableInfo) -> None:
     for name in (*_used(op), "latency_us"):
         if name not in row:
             raise FileError(f"{where}, column {name}: nothing there; expected it, as in any {op}")
+    for name in TEXT_COLUMNS:
+        if not row.get(name, "").isprintable():
+            raise FileError(f"{where}, column {name}: {quote(row[name])}; expected {PRINTABLE}")
     for name in COUNT_COLUMNS:
-        if not 0 <= row.get(name, 0) <= MAX_COUNT:
-            raise FileError(f"{where}, column {name}: {row[name]}; expected 0 or more")
-    if not (math.isfinite(row["latency_us"]) and row["latency_us"] > 0):
-        raise FileError(
-            f"{where}, column latency_us: {row['latency_us']}; expected more than 0 microseconds"
-        )
-    if row.get("spread_us", 0) < 0:
+        least = 1 if name in OPERATIONS[op].positive else 0
+        if not least <= row.get(name, 0) <= max_of(name):
+            raise FileError(
+                f"{where}, column {name}: {quote(row[name])}; expected {least} or more, "
+                f"at most {max_of(name)}"
+            )
+    if not MIN_LATENCY_US <= row["latency_us"] <= MAX_LATENCY_US:
+        raise FileError(f"{where}, column latency_us: {row['latency_us']}; expected {LATENCY}")
+    spread = row.get("spread_us", 0)
+    if spread < 0 or spread > MAX_LATENCY_US:
         raise FileError(f"{where}, column spread_us: {row['spread_us']}; expected 0 or more")
     worth = PROVENANCES[PROVENANCES.index(info.provenance) :]
     if row.get("provenance", info.provenance) not in worth:
