@@ -65,7 +65,7 @@ _OUTPUT = ("-o", "--output")
 _TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
     "list": (
         "List fits and timing tables. Of fits every GPU, of tables those in the folders (default: "
-        "kernels/tables of a source tree).",
+        "this one, and kernels/tables of a source tree).",
         [
             click.Argument(["folders"], nargs=-1, metavar="[FOLDER]..."),
             click.Option(["--json"], is_flag=True, help="Print JSON, not text."),

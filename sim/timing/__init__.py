@@ -8,7 +8,7 @@ from sim.timing.base import StepTimeModel
 from sim.timing.build import CONTIGUOUS, Deployment, kernel_step_time
 from sim.timing.kernels import KernelStepTime
 from sim.timing.simple import ConstantStepTime, LinearStepTime
-from workloads.errors import did_you_mean
+from workloads.errors import did_you_mean, plain
 
 __all__ = [
     "CONTIGUOUS",
@@ -79,7 +79,7 @@ def make_step_time(timing: TimingConfig, deployment: Deployment) -> StepTimeMode
         raise ConfigError(f"--step-time {spec!r} is unknown; {did_you_mean(kind, STEP_TIMES)}")
     if kind != "roofline" and timing.timing_table is not None:
         raise ConfigError(
-            f"--timing-table {timing.timing_table} has no effect on --step-time {spec}: "
+            f"--timing-table {plain(timing.timing_table)} has no effect on --step-time {spec}: "
             "leave one of them out"
         )
     return STEP_TIMES[kind](timing, deployment)

@@ -39,6 +39,7 @@ from sim.timing.table_costs import (
     product_of,
     transfer_of,
 )
+from workloads.errors import plain
 from workloads.record import PS_PER_S
 
 _NAMES = {"all_gather": "gather of logits", "lm_head": "lm_head", "sampler": "sampler"}
@@ -105,10 +106,10 @@ class _Builder:
         if self._timing.timing_table is not None:
             path = Path(self._timing.timing_table)
             self._table = load(path)
-            check_units(self._table, f"--timing-table {self._timing.timing_table}")
+            check_units(self._table, f"--timing-table {plain(str(self._timing.timing_table))}")
             self._check(self._table)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            file = TableFile(path.name, sha256, self._table.info)
+            file = TableFile(plain(path.name), sha256, self._table.info)
         attention, fallback = self._attention()
         calls = [
             priced
@@ -142,7 +143,7 @@ class _Builder:
     def _check(self, table: TimingTable) -> None:
         """Refuse a table of another GPU, or layers of another model or tensor-parallel size."""
         info, tp = table.info, self._deployment.tensor_parallel_size
-        shown = f"--timing-table {self._timing.timing_table}"
+        shown = f"--timing-table {plain(str(self._timing.timing_table))}"
         gpu = get_gpu(info.gpu).name
         if gpu != self._deployment.gpu.name:
             raise ConfigError(

@@ -33,6 +33,7 @@ GEMM = _columns(
     op=["gemm"] * 5,
     kernel=["b", "a", "a", "a", "a"],
     n=[8, 16, 8, 8, 8],
+    k=[8] * 5,
     num_tokens=[1, 1, 2, 2, 2],
     latency_us=[1.0, 2.0, 7.0, 3.0, 4.0],
 )
@@ -78,7 +79,8 @@ def test_refusals() -> None:
 
 def _of_kernels(*kernels_and_tokens: tuple[str, int]) -> TimingTable:
     rows = [
-        {"op": "gemm", "kernel": kernel, "num_tokens": tokens, "latency_us": tokens}
+        {"op": "gemm", "kernel": kernel, "n": 8, "k": 8}
+        | {"num_tokens": tokens, "latency_us": tokens}
         for kernel, tokens in kernels_and_tokens
     ]
     return make_table(INFO, rows, "t")
