@@ -276,6 +276,8 @@ def _note_overridden(given: Mapping[str, Given], notes: list[str]) -> None:
     ways = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     present = [given[way] for way in ways if way in given]
     notes += [f"{loser.shown} has no effect: {present[0].shown} wins" for loser in present[1:]]
+    if "num_gpu_blocks_override" in given and "vllm_version" in given:
+        notes.append(f"{given['vllm_version'].shown} has no effect: {present[0].shown} wins")
 
 
 def _idle_settings(
