@@ -14,6 +14,8 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 Reservation = Literal["max", "pow2", "oracle"]
 NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Gib = Annotated[float, Meta(gt=0, le=65536)]
 
 
 class _Concern(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +49,8 @@ class ModelConfig(_Concern, frozen=True):
         str, Meta(description="GPU name, or a TOML file with the keys of sim/data/gpus.toml.")
     ] = "A100-40"
     gpu_memory_gib: Annotated[
-        float | None,
+        Gib | None,
         Meta(
-            gt=0,
-            le=65536,
             description="GiB that a program sees of the GPU, instead of what is known of it "
             "(kvsim only).",
         ),
@@ -103,10 +103,8 @@ class CacheConfig(_Concern, frozen=True):
         Meta(description="Type of an element of the KV cache; auto is the model's."),
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        float | None,
+        Share | None,
         Meta(
-            gt=0,
-            le=1,
             description="Share of GPU memory to use, weights and activations included "
             "[default: 0.92; 0.9 before vLLM 0.21].",
         ),

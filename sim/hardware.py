@@ -54,7 +54,7 @@ def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:
 
 
 def read_gpu_file(path: str) -> GpuSpec:
-    """Answer the GPU that a TOML file describes, with the keys of an entry of ``sim/data/gpus.toml``.
+    """Answer the GPU that a TOML file describes, as an entry of ``sim/data/gpus.toml`` does.
 
     Needed are ``memory_visible_gib``, ``hbm_bandwidth`` and ``bf16_flops``; ``name`` is the file's
     unless given.

@@ -283,8 +283,8 @@ def _pool_of_gpu(
         block_size,
         kv_cache_bytes,
         breakdown,
-        f"{gpu_memory_utilization} of {gpu.name}'s {gib(visible)} visible, less weights, activation "
-        f"and non-torch memory{' and CUDA graphs' * (len(fixed) > 3)} as vLLM "
+        f"{gpu_memory_utilization} of {gpu.name}'s {gib(visible)} visible, less weights, "
+        f"activation and non-torch memory{' and CUDA graphs' * (len(fixed) > 3)} as vLLM "
         f"{rank.engine.rules.version} counts them (computed, constants fitted on logs)",
     )
 

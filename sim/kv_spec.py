@@ -1,8 +1,8 @@
 """Bytes of a model: of a token in the KV cache, of a block, of the weights.
 
-With `sim.memory` and `sim.kv_pool` the only place that knows bytes; the rest of the simulator counts
-tokens and blocks. Sizes are those of one GPU. Under tensor parallelism that is one rank: all ranks
-hold equal shares of the weights and of every block.
+With `sim.memory` and `sim.kv_pool` the only place that knows bytes; the rest of the simulator
+counts tokens and blocks. Sizes are those of one GPU. Under tensor parallelism that is one rank: all
+ranks hold equal shares of the weights and of every block.
 """
 
 from sim.errors import ConfigError

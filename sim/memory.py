@@ -1,10 +1,10 @@
 """What is in a card's memory before the KV cache, as the chosen version of vLLM accounts for it.
 
-vLLM takes utilization * visible memory and subtracts what its profiling run used: weights, the peak of
-torch's allocator beyond them (activation), memory outside torch (non-torch) and, since 0.21, an
-estimate of its CUDA graphs. The rules follow from what that run allocates; the constants that do not
-are fitted on half of the models of the start-up logs in ``tests/data/vllm_logs.csv`` and held to the
-other half (``tests/validation/test_vllm_logs.py``).
+vLLM takes utilization * visible memory and subtracts what its profiling run used: weights, the peak
+of torch's allocator beyond them (activation), memory outside torch (non-torch) and, since 0.21, an
+estimate of its CUDA graphs. The rules follow from what that run allocates; the constants that do
+not are fitted on half of the models of the start-up logs in ``tests/data/vllm_logs.csv`` and held
+to the other half (``tests/validation/test_vllm_logs.py``).
 """
 
 from typing import NamedTuple
@@ -79,14 +79,14 @@ GRAPH_SIZES = 512
 GRAPH_ESTIMATE_BYTES = 101_000
 """Of a CUDA graph and layer in vLLM's estimate before start: 0.26 GiB for 86 graphs of 32 layers.
 
-One log (0.21 on an H200, a model of 7B with max_num_seqs 256); another (0.24 on an L40S, a hybrid of
-27B) has 2.4 times as much for each.
+One log (0.21 on an H200, a model of 7B with max_num_seqs 256); another (0.24 on an L40S, a hybrid
+of 27B) has 2.4 times as much for each.
 """
 
 GRAPH_FIXED_BYTES = round(0.30 * GIB)
 """CUDA graphs as they turn out after start, whatever the model. Fitted with the next two."""
 GRAPH_LAYER_BYTES = round(0.0125 * GIB) / 102
-"""The same for a graph and layer (102 graphs in the logs); fitted on 28 logs of 0.19 within 16 %."""
+"""The same for a graph and layer (102 graphs in the logs); fitted on logs of 0.19 within 17 %."""
 GRAPH_WIDTH_BYTES = round(0.0065 * GIB) / 102 / 4096
 """The same for a graph, layer and element of the residual stream on one rank."""
 
@@ -182,8 +182,8 @@ def activation_bytes(model: ModelSpec, gpu: GpuSpec | None, engine: Engine) -> i
 
     The larger of two moments: a layer at work on max_num_batched_tokens, or the sampler on
     max_num_seqs requests while the hidden states of all tokens are still there. Fitted on 7 models
-    of vLLM 0.19 logs, mean error 0.3 % (0.1 % of those without images), and held to 6 others: 0.3 %,
-    at most 1 %. Experts: to four published figures of the same logs, within 3 %.
+    of vLLM 0.19 logs (mean error 0.6 %) and held to 6 others: 0.3 % in the mean, at most 1 %.
+    Experts: three published figures of such logs are met within 1 %.
     """
     hidden = engine.max_num_batched_tokens * model.hidden_size * dtype_bytes(model)
     workspace = expert_workspace_bytes(model, engine)

@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("simulation",),
     ("result_tables",),
-    ("summary", "results", "report"),
+    ("summary", "results", "report", "capacity_report"),
     ("comparison", "plots", "timing_report", "timing_plots"),
     ("commands",),
     ("flags",),
@@ -42,7 +42,9 @@ ROWS_ONLY = {
     "comparison": set[str](),
     "plots": set[str](),
 }
-COMMANDS = {f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")}
+COMMANDS = {
+    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},

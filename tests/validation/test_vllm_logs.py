@@ -1,8 +1,8 @@
 """The memory model against start-up logs of vLLM (``tests/data/vllm_logs.csv``).
 
-Facts read off public logs; each row names its source. ``grade`` A has all that is needed, B lacks or
-infers a part (0.11 printed no tokens). Rows whose model or quantization is not known here are skipped
-and say so. GiB were printed with two digits, so half of the last one is allowed everywhere.
+Facts read off public logs; each row names its source. ``grade`` A has all that is needed, B lacks
+or infers a part (0.11 printed no tokens). Rows whose model or quantization is not known here are
+skipped and say so. GiB were printed with two digits: half of the last one is allowed everywhere.
 """
 
 import csv
