@@ -284,8 +284,8 @@ def _pool_of_gpu(
         kv_cache_bytes,
         breakdown,
         f"{gpu_memory_utilization} of {gpu.name}'s {gib(visible)} visible, less weights, "
-        f"activation and non-torch memory{' and CUDA graphs' * (len(fixed) > 3)} as vLLM "
-        f"{rank.engine.rules.version} counts them (computed, constants fitted on logs)",
+        f"{', '.join(share.name for share in fixed[1:])} as vLLM {rank.engine.rules.version} "
+        "counts them (computed, constants fitted on logs)",
     )
 
 

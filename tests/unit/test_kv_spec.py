@@ -45,6 +45,18 @@ def test_opt_13b_is_the_paper_s_800_kib_a_token_and_15_7k_slots() -> None:
     assert pool.kv_cache_bytes == 12 * GIB
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib", "slots"),
+    [("opt-13b", 1, 12, 15_700), ("opt-66b", 4, 21.3, 9_700), ("opt-175b", 8, 264, 60_100)],
+)
+def test_slots_of_the_paper_s_table_1(name: str, gpus: int, gib: float, slots: int) -> None:
+    """KV memory of all GPUs; of OPT-66B 21 GiB are printed, which hold 9,557: rounded from 21.3."""
+    pool = pool_of(
+        name, None, kv_cache_memory_bytes=round(gib * GIB / gpus), tensor_parallel_size=gpus
+    )
+    assert pool.contiguous_slots == pytest.approx(slots, rel=0.003)
+
+
 def test_opt_13b_at_the_default_utilization_is_near_the_paper_s_slots() -> None:
     """15,224 slots against 15.7K (3.0 % fewer), with other software and utilization."""
     pool = pool_of("opt-13b", "A100-40", max_num_seqs=256, max_num_batched_tokens=2048)
