@@ -1,4 +1,8 @@
-"""``kvsim capacity``: what a card holds, without a run."""
+"""``kvsim capacity``: what a card holds, without a run.
+
+`answer_of` is what another source of settings needs, such as a server's start-up log: a resolved
+`RunConfig` in, every figure out.
+"""
 
 from typing import Any
 
