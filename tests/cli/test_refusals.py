@@ -271,7 +271,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sim.commands.common.read_trace", interrupted)
+    monkeypatch.setattr("workloads.readers.read_trace", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err.strip() == "kvsim: interrupted"
 

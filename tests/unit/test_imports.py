@@ -15,16 +15,16 @@ from tests.conftest import REPOSITORY
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
     ("hardware", "models"),
-    ("kv_spec", "timing"),
+    ("kv_spec", "memory", "kv_pool", "timing"),
     ("allocators", "totals"),
     ("scheduler_output", "options", "refusal"),
     ("scheduler",),
     ("settings",),
-    ("metrics",),
+    ("metrics", "capacity"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
-    ("summary", "results", "report"),
+    ("summary", "results", "report", "capacity_report"),
     ("comparison", "plots", "timing_report", "timing_plots"),
     ("commands",),
     ("flags",),
@@ -42,7 +42,9 @@ ROWS_ONLY = {
     "comparison": set[str](),
     "plots": set[str](),
 }
-COMMANDS = {f"sim/commands/{name}.py" for name in ("common", "run", "compare", "tables")}
+COMMANDS = {
+    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},
