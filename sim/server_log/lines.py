@@ -43,11 +43,11 @@ _RECORD = re.compile(
     re.VERBOSE,
 )
 _OPENING = re.compile(
-    r"\s*(?:Available KV|GPU KV|Maximum conc|#? ?(?:GPU|cuda|CPU) blocks|Model loading|Loading |"
-    r"Memory |the current vLLM|model weights take|[\w.]*(?:Error|Exception)\b|Traceback|Avg |Engine "
-    r"\d|Initial|Free memory|Estimated|Graph |Capturing|Process |File \"|Load weight|KV Cache is|"
-    r"vllm serve|python|total_gpu_memory|non_torch|PyTorch act|available_kv|gpu_memory_util|\S+=\S+ "
-    r"vllm)"
+    r"\s*(?:Available KV|GPU KV|Maximum conc|#? ?(?:GPU|cuda|CPU) blocks|Model loading|Loading "
+    r"|Memory |the current vLLM|model weights take|[\w.]*(?:Error|Exception)\b|Traceback|Avg "
+    r"|Engine \d|Initial|Free memory|Estimated|Graph |Capturing|Process |File \"|Load weight"
+    r"|KV Cache is|vllm serve|python|total_gpu_memory|non_torch|PyTorch act|available_kv"
+    r"|gpu_memory_util|\S+=\S+ vllm)"
 )
 _ENDED = re.compile(r"(?:[.)\]%]|\dx|GiB|GB|tokens|seconds|\d s)\s*$")
 

@@ -138,6 +138,7 @@ class _Reader:
                 startup = self._startup(source, anew=True)
         if known.pool:
             self._sized.add(id(startup))
+            startup = self._of_length(startup, figures.get("request_tokens"), source)
         if "max_model_len" in found.groupdict():
             length = int(wording.number(found["max_model_len"]))
             startup.config.setdefault("max_model_len", Word(length, line))
@@ -148,13 +149,30 @@ class _Reader:
             if len(kept) < MAX_FIGURES and not (known.late and said_now[::2] in _seen(kept)):
                 kept.append(said_now)
 
+    def _of_length(self, startup: Startup, length: str | None, source: _Source) -> Startup:
+        """Answer the start that a line on requests of *length* tokens is of.
+
+        One start has one longest request: another is of another start, as is the pool before it.
+        """
+        known = [said.value for said in startup.request_tokens]
+        if length is None or not known or wording.number(length) in known:
+            return startup
+        fresh = self._startup(source, anew=True)
+        self._sized.add(id(fresh))
+        last = startup.request_tokens[-1].line
+        for name in ("tokens", "gpu_blocks", "cpu_blocks", "kv_gib"):
+            kept: list[Said] = getattr(startup, name)
+            setattr(fresh, name, [said for said in kept if said.line > last])
+            kept[:] = [said for said in kept if said.line <= last]
+        return fresh
+
     def _refuse(self, refusal: Refusal, source: _Source) -> None:
         startup = self._startup(source)
+        if refusal.kind == "other" and id(startup) in self._sized:
+            return  # what follows from the first, or a request that was refused later
         self._sized.add(id(startup))
         known = [old.figures for old in startup.refusals]
         if refusal.figures not in known and len(known) < MAX_REFUSALS:
-            if refusal.kind == "other" and known:
-                return  # what follows from the first
             startup.refusals.append(refusal)
 
     def _read_words(self, message: Message, source: _Source) -> None:
@@ -179,7 +197,6 @@ class _Reader:
                 if startup.engine == "unknown":
                     startup.engine = engine  # type: ignore[assignment]
                 break
-        # Of a bound the narrowest, which comes first, counts.
         for field, patterns in (
             ("version", wording.VERSIONS),
             ("model", wording.MODELS),
@@ -192,6 +209,11 @@ class _Reader:
                     if getattr(startup, field) is None:
                         word = Word(found[1].strip(), message.line(found.start()))
                         setattr(startup, field, word)
+        self._read_bounds(message, source)
+
+    def _read_bounds(self, message: Message, source: _Source) -> None:
+        """Take what the wording tells of the version; the narrowest bound comes first."""
+        text = message.text
         for bound, (words, meaning) in enumerate(wording.BOUNDS):
             if found := words.search(text):
                 startup = self._startup(source)

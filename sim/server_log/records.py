@@ -238,6 +238,11 @@ class Startup(msgspec.Struct):
         return self.setting("data_parallel_size", "dp_size", "dp")
 
     @property
+    def refused(self) -> bool:
+        """Whether the engine said that it does not start."""
+        return bool(self.refusals)
+
+    @property
     def workers(self) -> list[str]:
         """The workers that said anything of their memory, in order; "" for one without prefix."""
         every = (*self.load_gib, *self.profile_gib, *self.kv_gib)

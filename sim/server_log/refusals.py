@@ -12,9 +12,9 @@ def advice(startup: Startup, refusal: Refusal) -> Iterator[str]:
     match refusal.kind:
         case "max_model_len" if refusal.pool_tokens is not None:
             yield (
-                f"{where}: a request of {refusal.max_model_len:,} tokens is longer than the pool of "
-                f"{refusal.pool_tokens:,}, by {(refusal.max_model_len or 0) - refusal.pool_tokens:,}"
-                f": max_model_len {refusal.pool_tokens:,} fits"
+                f"{where}: a request of {refusal.max_model_len:,} tokens is longer than the pool "
+                f"of {refusal.pool_tokens:,}: max_model_len is "
+                f"{(refusal.max_model_len or 0) - refusal.pool_tokens:,} too long"
             )
         case "max_model_len":
             yield from _too_long(startup, refusal, where)
@@ -43,15 +43,15 @@ def _too_long(startup: Startup, refusal: Refusal, where: str) -> Iterator[str]:
         guess = int(length * available / needed) if needed > 0 else 0
         longest = f"max_model_len of about {guess:,} fits, if all of it grows with the length"
     yield (
-        f"{where}: a request of {length:,} tokens needs {needed:g} GiB and there are {available:g}: "
-        f"{missing:.2f} GiB missing ({missing * 1024:.0f} MiB) on every worker; {longest}"
+        f"{where}: a request of {length:,} tokens needs {needed:g} GiB and there are "
+        f"{available:g}: {missing:.2f} GiB missing ({missing * 1024:.0f} MiB) a worker; {longest}"
     )
     if startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None:
         free = least(startup.free_gib)
         room = f", {free.value:g} GiB were free at the start" if free is not None else ""
         yield (
-            f"kv_cache_memory_bytes sets the cache and replaces gpu_memory_utilization: raise it by "
-            f"{missing:.2f} GiB or a little more, in whole blocks{room}"
+            f"kv_cache_memory_bytes sets the cache and replaces gpu_memory_utilization: raise it "
+            f"by {missing:.2f} GiB or a little more, in whole blocks{room}"
         )
     else:
         yield from _more(startup, missing)
@@ -66,8 +66,8 @@ def _more(startup: Startup, missing: float) -> Iterator[str]:
     wanted = share.value + missing / total.value
     if wanted <= 1:
         yield (
-            f"gpu_memory_utilization {math.ceil(wanted * 1000) / 1000:g} instead of {share.value:g} "
-            f"of {total.value:g} GiB would fit, if so much is free"
+            f"gpu_memory_utilization {math.ceil(wanted * 1000) / 1000:g} instead of "
+            f"{share.value:g} of {total.value:g} GiB would fit, if so much is free"
         )
     else:
         yield f"no gpu_memory_utilization fits: it would take {wanted:.2f} of {total.value:g} GiB"
@@ -83,8 +83,8 @@ def _stages(startup: Startup, refusal: Refusal) -> Iterator[str]:
     layers = _layers("" if partition is None else partition.value)
     length = refusal.max_model_len or 0
     text = (
-        f"with {stages.value} pipeline stages each holds only its layers, and {needed:g} GiB may be "
-        "those of all (vllm-project/vllm#34076)"
+        f"with {stages.value} pipeline stages each holds only its layers, and {needed:g} GiB may "
+        "be those of all (vllm-project/vllm#34076)"
     )
     if len(layers) == stages.value:
         part = layers[0] / sum(layers)
@@ -111,9 +111,9 @@ def _nothing_left(startup: Startup, where: str) -> Iterator[str]:
     missing = max(0.0, -kv.value)
     share = f" (more than {missing / total.value:.3f} of the card)" if total is not None else ""
     yield (
-        f"{where}: the budget is {missing:.2f} GiB less than weights, activations and the rest take "
-        f"(line {kv.line}): raise gpu_memory_utilization by more than that{share}, and by the cache "
-        "of one request, or shrink what is profiled (max_num_batched_tokens, images a prompt); "
+        f"{where}: the budget is {missing:.2f} GiB less than weights, activations and the rest "
+        f"take (line {kv.line}): raise gpu_memory_utilization by more than that{share}, and by the "
+        "cache of one request, or shrink what is profiled (max_num_batched_tokens, images); "
         "lowering it makes it worse"
     )
 

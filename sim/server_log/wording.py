@@ -1,9 +1,9 @@
 r"""The words of each engine and version, as patterns; where they were taken from.
 
 vLLM V0 (0.2-0.8): ``worker/worker.py``, ``worker/model_runner.py``, ``executor/executor_base.py``.
-V1 (0.8-0.33): ``v1/worker/gpu_worker.py``, ``v1/core/kv_cache_utils.py``, ``v1/metrics/loggers.py``,
-``utils/mem_utils.py``. SGLang: ``model_executor/model_runner.py``, ``mem_cache/memory_pool.py``,
-``managers/scheduler.py``. TensorRT-LLM: ``batch_manager/kvCacheManager.cpp``.
+V1 (0.8-0.33): ``v1/worker/gpu_worker.py``, ``v1/core/kv_cache_utils.py``,
+``v1/metrics/loggers.py``, ``utils/mem_utils.py``. SGLang: ``model_executor/model_runner.py``,
+``mem_cache/memory_pool.py``, ``managers/scheduler.py``. TensorRT-LLM: ``kvCacheManager.cpp``.
 
 In a pattern, ``<name:kind>`` is a figure for that field of `Startup`, and a space is any number of
 spaces, none included: a terminal breaks lines within words, and editors between them.
@@ -162,11 +162,14 @@ MODELS = (
     re.compile(r"[\u2580-\u259f] +model +(\S+)"),
 )
 GPUS = (
-    re.compile(r"device_name=([\w-]+?)(?:,|\.json|\b)"),
+    re.compile(r"device_name=([\w-]+)"),
     re.compile(
-        r"((?:NVIDIA|Tesla|AMD Instinct|AMD Radeon|Intel\(?R?\)? Arc)"
-        r" (?!Nsight|driver|Driver|Corp)[\w()]*\d[\w()]*(?: [\w()-]+){0,5}?)"
-        r"(?=  |\s*[|,;)'\"\]]| with|$| \()"
+        r"((?:NVIDIA(?: (?:GeForce|RTX|GTX|Quadro|TITAN|Tesla|PRO|Jetson|DGX))*"
+        r" (?:[A-Z]{1,3}\d[\w-]*|\d{4}\w*)|Tesla [A-Z]\d+[\w-]*|AMD Instinct MI\d+\w*"
+        r"|AMD Radeon(?: \w+)?(?: \w+)? \w*\d\w*"
+        r"|Intel\(R\) (?:Arc|Data Center GPU)[()\w ]*? \w*\d\w*)"
+        r"(?: (?:PCIe|SXM\d?|HBM\w+|NVL|Ti|SUPER|D|Ada|Generation|Blackwell|Server|Workstation"
+        r"|Edition|Laptop|GPU|Max-Q|\d+GB)\b)*)"
     ),
 )
 PLATFORM = re.compile(r"Automatically detected platform (\w+)")
@@ -194,10 +197,12 @@ REFUSALS = {
         r"(?:.*?total capacity of <total:gib> of which <available:gib> is free)?"
     ),
 }
-OTHER_REFUSAL = re.compile(r"\bValueError: (.{10,300})")
+OTHER_REFUSAL = re.compile(
+    r"\b(?:ValueError: |Value error, |AssertionError: (?=Error in memory))(.{10,300})"
+)
 
 INTERESTING = re.compile(
-    r"Gi?B|MiB|blocks|bytes|tokens|max_|#running|Value ?Error|out of mem|No avail|Not enough"
+    r"Gi?B|MiB|blocks|bytes|tokens|max_|#running|Value ?[Ee]rror|out of mem|No avail|Not enough"
     r"|args|onfig|ersion|serve|--[a-z]|device_name|NVIDIA|Tesla|Instinct|Arc|platform|load model"
     r"|utilization|model  |padding"
 )
