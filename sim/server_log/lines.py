@@ -28,7 +28,7 @@ _ESCAPES = re.compile(
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # links and titles
     r"|\[\d[\d;]{0,12}m"  # colours that lost their escape character
 )
-_MAY_ESCAPE = re.compile(r"\x1b|\[[0-9;]*m|\\x1b|\\u001b|\\033|#033")
+_BARE_COLOUR = re.compile(r"\[\d[\d;]{0,12}m")
 _FRAME = "\u2502\u2503\u2551\u00a6 \t"
 _RECORD = re.compile(
     r"""[>\s"']*(?:\d+[:-])?\s*(?:
@@ -44,7 +44,8 @@ _RECORD = re.compile(
 )
 _OPENING = re.compile(
     r"\s*(?:Available KV|GPU KV|Maximum conc|#? ?(?:GPU|cuda|CPU) blocks|Model loading|Loading "
-    r"|Memory |the current vLLM|model weights take|[\w.]*(?:Error|Exception)\b|Traceback|Avg "
+    r"|Memory |the current vLLM|model weights take|Traceback|Avg "
+    r"|(?:[\w.]*\.)?[A-Z]\w+(?:Error|Exception)\b"
     r"|Engine \d|Initial|Free memory|Estimated|Graph |Capturing|Process |File \"|Load weight"
     r"|KV Cache is|vllm serve|python|total_gpu_memory|non_torch|PyTorch act|available_kv"
     r"|gpu_memory_util|\S+=\S+ vllm)"
@@ -101,7 +102,8 @@ def read_lines(path: str | Path, where: str) -> Iterator[tuple[int, str]]:
 
 def clean(line: str) -> str:
     """Answer *line* without colours, frames and trailing blanks."""
-    if _MAY_ESCAPE.search(line):
+    # The quick looks first: most lines have no colours.
+    if "\x1b" in line or "x1b" in line or "033[" in line or _BARE_COLOUR.search(line):
         line = _ESCAPES.sub("", line)
     return line.strip(_FRAME) if line[:1] in _FRAME else line.rstrip(_FRAME)
 

@@ -195,7 +195,7 @@ class _Reader:
             if marks.search(text):
                 startup = self._startup(source)
                 if startup.engine == "unknown":
-                    startup.engine = engine  # type: ignore[assignment]
+                    startup.engine = engine
                 break
         for field, patterns in (
             ("version", wording.VERSIONS),
@@ -301,7 +301,7 @@ def _refusal(message: Message, worker: str) -> Refusal | None:
     for name, words in wording.REFUSALS.items():
         if found := words.search(text):
             parts = {n: wording.number(t) for n, t in found.groupdict().items() if t is not None}
-            kind: RefusalKind = "max_model_len" if name == "pool_tokens" else name  # type: ignore[assignment]
+            kind: RefusalKind = "max_model_len" if name == "pool_tokens" else name
             return Refusal(
                 kind,
                 message.line(found.start()),

@@ -10,7 +10,9 @@ spaces, none included: a terminal breaks lines within words, and editors between
 """
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from sim.server_log.records import Engine, RefusalKind
 
 COUNT = r"\d+(?:[,_'\u2009\u00a0\u202f]\d{3})*(?!\d)"
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
@@ -125,7 +127,7 @@ WORDINGS = (
     *(Wording(pattern(text), late=True) for text in _LATE),
 )
 
-ENGINES = (
+ENGINES: tuple[tuple[Engine, re.Pattern[str]], ...] = (
     ("trtllm", re.compile(r"TensorRT-LLM\]|TRT-LLM\]|trtllm|k/v cache|paged (?:KV|kv) cache")),
     ("sglang", re.compile(r"sglang|KV Cache is allocated|max_total_num_tokens=|ServerArgs\(")),
     (
@@ -174,7 +176,7 @@ GPUS = (
 )
 PLATFORM = re.compile(r"Automatically detected platform (\w+)")
 
-REFUSALS = {
+REFUSALS: dict[RefusalKind | Literal["pool_tokens"], re.Pattern[str]] = {
     "max_model_len": pattern(
         r"To serve at least one request with the model(?:'s|s's) max seq len \(<length:count>\),"
         r" \( <needed:gib> KV cache is needed, which is larger than the available KV cache memory"
@@ -202,9 +204,9 @@ OTHER_REFUSAL = re.compile(
 )
 
 INTERESTING = re.compile(
-    r"Gi?B|MiB|blocks|bytes|tokens|max_|#running|Value ?[Ee]rror|out of mem|No avail|Not enough"
-    r"|args|onfig|ersion|serve|--[a-z]|device_name|NVIDIA|Tesla|Instinct|Arc|platform|load model"
-    r"|utilization|model  |padding"
+    r"Gi?B|MiB|blocks|bytes|tokens|reqs|max_|#running|Value ?[Ee]rror|out of mem"
+    r"|No avail|Not enough|args|onfig|ersion|serve|--[a-z]|device_name|NVIDIA|Tesla|Instinct"
+    r"|Arc|platform|load model|utilization|model  |padding"
 )
 """What no line that is of use lacks: the rest is dropped unread."""
 

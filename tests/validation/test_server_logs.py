@@ -42,7 +42,7 @@ def _of_refusals(startup: Startup, name: str) -> Any:
     return next((getattr(r, name) for r in startup.refusals if getattr(r, name)), None)
 
 
-def _statistics(startup: Startup) -> list[dict[str, float | None]]:
+def _statistics(startup: Startup) -> list[dict[str, Any]]:
     return [
         {
             "running": row.running,
