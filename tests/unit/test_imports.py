@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "models"),
+    ("hardware", "models", "server_log"),
     ("kv_spec", "memory", "kv_pool", "timing"),
     ("allocators", "totals"),
     ("scheduler_output", "options", "refusal"),
