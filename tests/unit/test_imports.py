@@ -14,7 +14,10 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "models"),
+    ("hardware", "kv_layout"),
+    ("model_spec",),
+    ("hf_config",),
+    ("models",),
     ("kv_spec", "timing"),
     ("allocators", "totals"),
     ("scheduler_output", "options", "refusal"),
