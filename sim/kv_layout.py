@@ -1,9 +1,9 @@
 """What a model keeps in memory for a sequence: which layers, how much a token, and how much in all.
 
-A model is a tuple of `LayerCache`, each some layers alike. What a layer keeps grows with the context
-(full attention, latents, an indexer's keys), stops growing at a window, or is of one size (the state
-of linear attention). Sizes are those of one GPU of a tensor-parallel group; latents are on every GPU.
-`cache_groups` answers the same in vLLM's blocks.
+A model is a tuple of `LayerCache`, each some layers alike. What a layer keeps grows with the
+context (full attention, latents, an indexer's keys), stops growing at a window, or is of one size
+(the state of linear attention). Sizes are those of one GPU of a tensor-parallel group; latents are
+on every GPU. `cache_groups` answers the same in vLLM's blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -201,7 +201,7 @@ def sequence_bytes(
     stored_index: bool = True,
     images: bool = False,
 ) -> int:
-    """Answer the bytes that a sequence of *num_tokens* takes on one GPU, without rounding to blocks.
+    """Answer the bytes that *num_tokens* of a sequence take on one GPU, not rounded to blocks.
 
     *images*: layers that attend to an image hold one.
     """

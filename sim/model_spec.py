@@ -124,6 +124,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         return KVLayout(caches=(cache,), auto_dtype=self.dtype)
 
+    def plain_parameters(self) -> int:
+        """Answer the elements of all matrices, were the layers all as the fields say."""
+        return sum(parameter_counts(msgspec.structs.replace(self, weights=())))
+
     @property
     def is_moe(self) -> bool:
         """Whether layers have routed experts."""
@@ -261,15 +265,15 @@ def check_model(model: ModelSpec) -> None:
 
 
 def check_heads(model: ModelSpec, where: str) -> None:
-    """Check that the heads of *model* agree; *where* begins the message.
+    """Check that query heads share KV heads equally where all layers are alike.
+
+    *where* begins the message.
 
     Raises:
-        ConfigError: query heads that KV heads do not divide, or more experts a token than there are.
+        ConfigError: they do not.
     """
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    if model.is_mla or any(cache.kind == "compressed" for cache in model.layout.caches):
-        return
-    if heads % kv_heads and model.kv_layout is None:
+    if model.layout.is_plain and not model.is_mla and heads % kv_heads:
         raise ConfigError(
             f"{where}: num_attention_heads {heads}: expected a multiple of "
             f"num_key_value_heads {kv_heads}"

@@ -8,15 +8,26 @@ import msgspec
 from sim.errors import ConfigError
 from sim.hf_config import read_config, spec_of
 from sim.model_spec import (
-    ModelSpec as ModelSpec,
-    ParameterCounts as ParameterCounts,
-    WeightPart as WeightPart,
-    check_model as check_model,
-    count_parameters as count_parameters,
-    parameter_counts as parameter_counts,
+    ModelSpec,
+    ParameterCounts,
+    WeightPart,
+    check_model,
+    count_parameters,
+    parameter_counts,
 )
 from sim.tables import load_table
 from workloads.errors import did_you_mean
+
+__all__ = [
+    "ModelSpec",
+    "ParameterCounts",
+    "WeightPart",
+    "check_model",
+    "count_parameters",
+    "get_model",
+    "model_names",
+    "parameter_counts",
+]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import msgspec
 from sim.errors import ConfigError, FileError
 from sim.hf_config.caches import layout_of
 from sim.hf_config.fields import Fields, load_json, shown_path
+from sim.hf_config.known import KNOWN
 from sim.hf_config.layers import Kind, layer_kinds
 from sim.hf_config.quant import quantization_of
 from sim.hf_config.shape import Shape, longest_context, shape_of
@@ -30,19 +31,6 @@ from sim.model_spec import ModelSpec, check_heads, count_parameters
 CONFIG_FILE = "config.json"
 QUANT_FILE = "hf_quant_config.json"
 """Where NVIDIA's ModelOpt writes what other tools put into ``config.json``."""
-
-KNOWN = frozenset("""
-    llama mistral mixtral qwen qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe qwen2_vl
-    qwen2_5_vl qwen3_vl qwen3_vl_moe gemma gemma2 gemma3 gemma3n gemma4 phi phi3 phimoe opt gpt2 gptj
-    gpt_neox gpt_bigcode bloom falcon falcon_h1 falcon_mamba mpt dbrx baichuan chatglm internlm2
-    internlm3 cohere cohere2 deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 kimi_k2
-    kimi_linear kimi_k25 glm glm4 glm4_moe glm_moe_dsa minimax minimax_m2 minimax_m3 gpt_oss llama4
-    granite granitemoe granitemoehybrid bamba jamba nemotron nemotron-nas nemotron_h deci olmo olmo2
-    olmo3 olmoe openelm mllama step3 step3p5 starcoder2 stablelm solar exaone exaone4 mamba mamba2
-    mimo mimo_v2_flash ernie4_5 ernie4_5_moe hunyuan_v1_dense hunyuan_v1_moe lfm2 smollm3 seed_oss
-    mistral3 pixtral apertus arcee
-    """.split())
-"""Types whose classes read these fields as they are read here; any other gets a note."""
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -98,7 +86,7 @@ def spec_of(
         fields.note("the KV cache is fp8 by default: the quantization's kv_cache_scheme says so")
     layout = layout_of(fields, shape, dtype, auto)
     if not layout.caches:
-        raise ConfigError(f"{where}: no layer keeps keys, values or a state; expected one that does")
+        raise ConfigError(f"{where}: no layer keeps keys, values or a state: expected some")
     parts, missing = count_weights(fields, shape, kinds, quantization)
     if missing:
         fields.note(f"{', '.join(missing)} missing: weights cannot be counted")
@@ -106,7 +94,7 @@ def spec_of(
     if kind not in KNOWN:
         shown = kind or "(none)"
         fields.note(
-            f"model_type {shown[:60]!r} is not known here: layers are read from the fields that are "
+            f"model_type {shown[:60]!r} is unknown: its layers are read from the fields that are "
             "there, as other decoders have them"
         )
     full = ModelSpec(

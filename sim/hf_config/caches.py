@@ -97,9 +97,7 @@ def _window_of(fields: Fields, layer: int) -> int:
         listed = fields.integers(name, least=0, holes=True) or [0]
         return listed[layer % len(listed)] or max(listed)
     if fields.has("block_configs"):
-        return max(
-            fields.layers("block_configs", layer + 1, lambda block: _block_window(block)), default=0
-        )
+        return max(fields.layers("block_configs", layer + 1, _block_window), default=0)
     return window(fields)
 
 
@@ -129,8 +127,13 @@ def _index_keys(fields: Fields, shape: Shape) -> list[LayerCache]:
         which = sparse.integers("sparse_attention_freq", length=shape.num_layers)
         num_layers = shape.num_layers if which is None else sum(map(bool, which))
         fields.note("keys of the indexer are counted in the dtype of the cache")
-        return [LayerCache(kind="index", num_layers=num_layers,
-                           head_elements=sparse.needed("an index key", "sparse_index_dim"))]  # fmt: skip
+        return [
+            LayerCache(
+                kind="index",
+                num_layers=num_layers,
+                head_elements=sparse.needed("an index key", "sparse_index_dim"),
+            )
+        ]
     width = fields.integer("index_head_dim")
     if width is None:
         return []
@@ -140,8 +143,14 @@ def _index_keys(fields: Fields, shape: Shape) -> list[LayerCache]:
         f"keys of the indexer take {_stored_key(width)} bytes as in vLLM (fp8 and a scale), "
         f"not {2 * width}"
     )
-    return [LayerCache(kind="index", num_layers=num_layers, head_elements=width,
-                       stored_bytes=_stored_key(width))]  # fmt: skip
+    return [
+        LayerCache(
+            kind="index",
+            num_layers=num_layers,
+            head_elements=width,
+            stored_bytes=_stored_key(width),
+        )
+    ]
 
 
 def _stored_key(width: int) -> int:
@@ -168,12 +177,26 @@ def _compressed(fields: Fields, shape: Shape) -> list[LayerCache]:
         layers = ratios.count(ratio)
         overlap = 2 if ratio == 4 else 1
         work += layers * (overlap * ratio) * (2 * overlap * width) * ELEMENT_BYTES["float32"]
-        caches.append(LayerCache(kind="compressed", num_layers=layers, head_elements=width,
-                                 tokens_per_entry=ratio, fp8_bytes=fp8))  # fmt: skip
+        caches.append(
+            LayerCache(
+                kind="compressed",
+                num_layers=layers,
+                head_elements=width,
+                tokens_per_entry=ratio,
+                fp8_bytes=fp8,
+            )
+        )
         if ratio == 4:
             work += layers * (overlap * ratio) * (2 * overlap * index) * ELEMENT_BYTES["float32"]
-            caches.append(LayerCache(kind="index", num_layers=layers, head_elements=index,
-                                     tokens_per_entry=ratio, stored_bytes=_stored_key(index)))  # fmt: skip
+            caches.append(
+                LayerCache(
+                    kind="index",
+                    num_layers=layers,
+                    head_elements=index,
+                    tokens_per_entry=ratio,
+                    stored_bytes=_stored_key(index),
+                )
+            )
     size = fields.needed("the window", "sliding_window")
     fields.note(
         "KV of DeepSeek-V4 is kept in fp8 by vLLM (584 bytes a latent, 132 an index key); windows "
@@ -197,8 +220,9 @@ def _states(fields: Fields, kinds: Sequence[Kind], dtype: str) -> list[LayerCach
     if short:
         kept = fields.needed("a layer's state", "conv_L_cache", "L_cache") - 1
         hidden = fields.needed("a layer's state", "conv_dim", "hidden_size")
-        states.append(LayerCache(kind="state", num_layers=short,
-                                 state_bytes=kept * hidden * element))  # fmt: skip
+        states.append(
+            LayerCache(kind="state", num_layers=short, state_bytes=kept * hidden * element)
+        )
     return states
 
 
@@ -248,25 +272,33 @@ def _linear(fields: Fields, num_layers: int, element: int, dtype: str) -> LayerC
         width = delta.needed("a layer's state", "head_dim")
         kernel = delta.needed("a layer's state", "short_conv_kernel_size")
         size = heads * width * width * ELEMENT_BYTES["float32"]  # vLLM keeps it in fp32
-        return LayerCache(kind="state", num_layers=num_layers,
-                          state_bytes=size + 3 * heads * width * (kernel - 1) * element)  # fmt: skip
+        return LayerCache(
+            kind="state",
+            num_layers=num_layers,
+            state_bytes=size + 3 * heads * width * (kernel - 1) * element,
+        )
     if fields.has("linear_num_value_heads"):
         what = "the state of linear attention"
         key_heads = fields.needed(what, "linear_num_key_heads")
         value_heads = fields.needed(what, "linear_num_value_heads")
-        key, value = fields.needed(what, "linear_key_head_dim"), fields.needed(
-            what, "linear_value_head_dim"
+        key, value = (
+            fields.needed(what, "linear_key_head_dim"),
+            fields.needed(what, "linear_value_head_dim"),
         )
         kernel = fields.needed(what, "linear_conv_kernel_dim")
         conv = 2 * key_heads * key + value_heads * value
         size = value_heads * key * value * _state_bytes(fields, dtype)
-        return LayerCache(kind="state", num_layers=num_layers,
-                          state_bytes=size + conv * (kernel - 1) * element)  # fmt: skip
+        return LayerCache(
+            kind="state", num_layers=num_layers, state_bytes=size + conv * (kernel - 1) * element
+        )
     if fields.has("attn_type_list"):
         heads = fields.needed("a layer's state", "num_attention_heads")
         width = fields.needed("a layer's state", "head_dim")
-        return LayerCache(kind="state", num_layers=num_layers,
-                          state_bytes=heads * width * width * _state_bytes(fields, dtype))  # fmt: skip
+        return LayerCache(
+            kind="state",
+            num_layers=num_layers,
+            state_bytes=heads * width * width * _state_bytes(fields, dtype),
+        )
     raise ConfigError(
         f"{fields.where}: linear_num_value_heads or linear_attn_config is missing: "
         "the state of linear attention cannot be known"

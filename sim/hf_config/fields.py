@@ -53,7 +53,7 @@ def load_json(path: Path, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise FileError(f"{where}: not JSON: {quote(str(error))}") from None
     if not isinstance(value, dict):
-        kind = {list: "a list", str: "a string"}.get(type(value), "a single value")
+        kind = "a list" if isinstance(value, list) else "a single value"
         raise FileError(f"{where}: {kind}; expected an object with the model's fields")
     return value
 

@@ -72,7 +72,7 @@ def _window_binds(fields: Fields) -> bool:
         )
     longest = fields.integer("max_position_embeddings")
     if longest is not None and size >= longest:
-        fields.note(f"sliding_window {size} is no shorter than the longest sequence: full attention")
+        fields.note(f"sliding_window {size} never binds: full attention")
         return False
     return True
 
@@ -172,7 +172,7 @@ def _kind_of_block(block: Fields) -> Kind:
 
 
 def _by_period(fields: Fields, num_layers: int) -> list[Kind] | None:
-    """One layer of attention in so many, or where a list says: Jamba, Bamba, Qwen3-Next, Llama 4."""
+    """One layer of attention in so many, or where a list says: Jamba, Bamba, Qwen3-Next."""
     indices = fields.integers("attn_layer_indices")
     if indices is not None:
         return [_either(i in indices, "full", "mamba") for i in range(num_layers)]
@@ -185,6 +185,11 @@ def _by_period(fields: Fields, num_layers: int) -> list[Kind] | None:
     interval = fields.integer("full_attention_interval")
     if interval is not None and fields.has("linear_num_value_heads"):
         return [_either((i + 1) % interval == 0, "full", "linear") for i in range(num_layers)]
+    return None
+
+
+def _by_chunks(fields: Fields, num_layers: int) -> list[Kind] | None:
+    """Chunks wherever positions are rotary: Llama 4."""
     if fields.has("attention_chunk_size") and not fields.has("sliding_window"):
         rotary = fields.integers("no_rope_layers") if fields.raw("no_rope_layers")[1] else None
         every = fields.integer("no_rope_layer_interval") or 4
@@ -207,8 +212,21 @@ def _by_window(fields: Fields, num_layers: int) -> list[Kind] | None:
     off = fields.has("use_sliding_window") or model_type.startswith("qwen")
     if off and not fields.flag("use_sliding_window"):
         return None
-    _, pattern = fields.raw("sliding_window_pattern", "_sliding_window_pattern",
-                            "global_attn_every_n_layers")  # fmt: skip
+    patterned = _by_pattern(fields, num_layers)
+    if patterned is not None:
+        return patterned
+    first = fields.integer("max_window_layers", least=0)
+    if off and first is not None:
+        return [_either(i >= first, "sliding", "full") for i in range(num_layers)]
+    return ["sliding"] * num_layers
+
+
+def _by_pattern(fields: Fields, num_layers: int) -> list[Kind] | None:
+    """A pattern that repeats: every so many layers is full, or letters L and G."""
+    model_type = fields.word("model_type")
+    _, pattern = fields.raw(
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"
+    )
     if isinstance(pattern, str) and pattern and set(pattern.upper()) <= {"L", "G"}:
         letters = pattern.upper()
         return [_either(letters[i % len(letters)] == "L", "sliding", "full")
@@ -220,13 +238,10 @@ def _by_window(fields: Fields, num_layers: int) -> list[Kind] | None:
         family = model_type.removesuffix("_text")
         every = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4}.get(family)
         if every is not None:
-            fields.note(f"no layer_types: every {every}th layer has full attention, as in {family}")
+            fields.note(f"no layer_types: one in {every} has full attention, as in {family}")
     if every is not None:
         return [_either((i + 1) % every != 0, "sliding", "full") for i in range(num_layers)]
-    first = fields.integer("max_window_layers", least=0)
-    if off and first is not None:
-        return [_either(i >= first, "sliding", "full") for i in range(num_layers)]
-    return ["sliding"] * num_layers
+    return None
 
 
 def _by_state(fields: Fields, num_layers: int) -> list[Kind] | None:
@@ -237,5 +252,6 @@ def _by_state(fields: Fields, num_layers: int) -> list[Kind] | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _by_words, _by_letters, _by_numbers, _by_lists, _by_blocks, _by_state, _by_period, _by_window,
+    _by_words, _by_letters, _by_numbers, _by_lists, _by_blocks, _by_state, _by_period, _by_chunks,
+    _by_window,
 )  # fmt: skip

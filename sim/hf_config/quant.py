@@ -1,7 +1,8 @@
 """How weights are stored: ``quantization_config`` as bits an element, and what it leaves alone."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sim.hf_config.fields import Fields
@@ -28,13 +29,13 @@ class Quantization(NamedTuple):
 
     Attributes:
         method: its name; "" for none.
-        bits: of an element with scales and zero points, by part of `LINEAR`; left out: not quantized.
+        bits: of an element with scales and zero points, by part of `LINEAR`; else 16 bits.
         kv_cache: the cache is made for fp8: what ``--kv-cache-dtype auto`` means.
         lm_head: bits of the output embedding; 0 for the model's dtype.
     """
 
     method: str = ""
-    bits: dict[str, float] = {}
+    bits: Mapping[str, float] = MappingProxyType({})
     kv_cache: bool = False
     lm_head: float = 0
 
@@ -82,15 +83,17 @@ def _bits(given: Fields, method: str, algorithm: str) -> float | None:
         bits = given.integer("bits", "w_bit", most=16) or 4
         size = _group_size(given) or 128
         return bits + (16 + bits) / size
-    if method == "bitsandbytes":
-        return 4 + 32 / 64 if given.flag("load_in_4bit", "_load_in_4bit") else 8
-    if method in {"mxfp4", "gpt_oss_mxfp4"} or algorithm.startswith("MXFP4"):
-        return 4 + 8 / 32
-    if "NVFP4" in algorithm or method in {"nvfp4", "modelopt_fp4", "petit_nvfp4"}:
-        return 4 + 8 / (_group_size(given) or 16)
-    if "INT4" in algorithm or "W4A16" in algorithm or "W4A8" in algorithm:
-        return 4 + 16 / (_group_size(given) or 128)
-    eight = {"fp8", "fbgemm_fp8", "ptpc_fp8", "int8", "experts_int8", "modelopt", "w8a8_int8"}
+    four = method == "bitsandbytes" and given.flag("load_in_4bit", "_load_in_4bit")
+    for found, bits_of_scale, default in (
+        (four, 32, 64),
+        (method == "mxfp4" or algorithm.startswith("MXFP4"), 8, 32),
+        ("NVFP4" in algorithm or method in {"nvfp4", "modelopt_fp4", "petit_nvfp4"}, 8, 16),
+        (any(word in algorithm for word in ("INT4", "W4A16", "W4A8")), 16, 128),
+    ):
+        if found:
+            return 4 + bits_of_scale / (_group_size(given) or default)
+    eight = {"fp8", "fbgemm_fp8", "ptpc_fp8", "int8", "experts_int8", "modelopt", "w8a8_int8",
+             "bitsandbytes"}  # fmt: skip
     if method in eight or algorithm.startswith(("FP8", "INT8", "W8A8", "MXFP8")):
         block = given.integers("weight_block_size")
         return 8 + (SCALE_BITS / max(1, block[0] * block[1]) if block and len(block) == 2 else 0)

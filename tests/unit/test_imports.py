@@ -20,7 +20,7 @@ LAYERS = (
     ("models",),
     ("kv_spec", "timing"),
     ("allocators", "totals"),
-    ("scheduler_output", "options", "refusal"),
+    ("scheduler_output", "options", "refusal", "modelled"),
     ("scheduler",),
     ("settings",),
     ("metrics",),
