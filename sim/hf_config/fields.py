@@ -19,6 +19,9 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_INTEGER = 2**31 - 1
 """No size of a model is larger; products of a few stay exact all the same."""
 
+MAX_HEADS = 100_000
+"""Heads that a layer may have: what shares them is looked for among all numbers up to them."""
+
 MAX_LAYERS = 10_000
 """Layers that a configuration may have: work grows with them."""
 
@@ -187,7 +190,13 @@ class Fields:
         return value if name else ""
 
     def integers(
-        self, name: str, *, length: int | None = None, least: int = 0, holes: bool = False
+        self,
+        name: str,
+        *,
+        length: int | None = None,
+        least: int = 0,
+        most: int = MAX_INTEGER,
+        holes: bool = False,
     ) -> list[int] | None:
         """Answer the list of whole numbers *name*; None if there is none. *holes*: null is 0.
 
@@ -198,11 +207,13 @@ class Fields:
         if values is None:
             return None
         return [
-            0 if holes and value is None else self._whole(f"{name}[{i}]", value, least, MAX_INTEGER)
+            0 if holes and value is None else self._whole(f"{name}[{i}]", value, least, most)
             for i, value in enumerate(values)
         ]
 
-    def items(self, name: str, *, length: int | None = None) -> list[Any] | None:
+    def items(
+        self, name: str, *, length: int | None = None, most: int = MAX_LAYERS
+    ) -> list[Any] | None:
         """Answer the list *name*; None if there is none.
 
         Raises:
@@ -213,8 +224,8 @@ class Fields:
             return None
         if not isinstance(value, list):
             raise self.error(name, value, "a list, one entry a layer")
-        if len(value) > MAX_LAYERS or (length is not None and len(value) < length):
-            wanted = f"{length} entries, one a layer" if length else f"at most {MAX_LAYERS} entries"
+        if len(value) > most or (length is not None and len(value) < length):
+            wanted = f"{length} entries, one a layer" if length else f"at most {most} entries"
             raise ConfigError(f"{self.where}: {name} has {len(value)} entries: expected {wanted}")
         return value if length is None else value[:length]
 

@@ -10,6 +10,12 @@ from sim.hf_config.fields import Fields
 LINEAR = ("attention", "linear attention", "mamba", "mlp", "experts", "shared experts")
 """Parts that are quantized where nothing else is said: routers, embeddings and norms are not."""
 
+MAX_GROUPS = 16
+"""Groups of ``config_groups`` that are looked at: they are numbered."""
+
+MAX_NAMES = 2_000_000
+"""Names in a list of matrices: the file's size bounds them, not the number of layers."""
+
 SCALE_BITS = 32
 """Of a scale of fp8 blocks (DeepSeek); smaller ones cannot be seen in the sum."""
 
@@ -53,9 +59,14 @@ def quantization_of(fields: Fields, num_layers: int, sidecar: Fields | None) -> 
         return Quantization(*_experts_only({}, fields))
     method = given.word("quant_method", "quant_algo", "format").lower() or "config_groups"
     algorithm = given.word("quant_algo").upper()
+    mixed = _mixed(given)
+    if mixed:
+        named, mixed = _experts_only(mixed, fields)
+        return Quantization(named or method, mixed, _fp8_cache(given))
     base = _bits(given, method, algorithm)
     if base is None:
-        fields.note(f"quantization {method!r} is unknown: weights are counted in 16 bits")
+        shown = f"{method} {algorithm}".strip()[:60]
+        fields.note(f"quantization {shown!r} is unknown: weights are counted in 16 bits")
         return Quantization(method, {}, _fp8_cache(given))
     parts = ("experts",) if method == "mxfp4" else LINEAR
     bits = dict.fromkeys(parts, base)
@@ -92,7 +103,7 @@ def _bits(given: Fields, method: str, algorithm: str) -> float | None:
     ):
         if found:
             return 4 + bits_of_scale / (_group_size(given) or default)
-    eight = {"fp8", "fbgemm_fp8", "ptpc_fp8", "int8", "experts_int8", "modelopt", "w8a8_int8",
+    eight = {"fp8", "fbgemm_fp8", "ptpc_fp8", "int8", "experts_int8", "w8a8_int8",
              "bitsandbytes"}  # fmt: skip
     if method in eight or algorithm.startswith(("FP8", "INT8", "W8A8", "MXFP8")):
         block = given.integers("weight_block_size")
@@ -100,10 +111,36 @@ def _bits(given: Fields, method: str, algorithm: str) -> float | None:
     return None
 
 
+def _mixed(given: Fields) -> dict[str, float]:
+    """Answer the bits of each part where matrices are named with theirs; {} where all are alike.
+
+    A part with matrices of several kinds gets their mean.
+    """
+    found: dict[str, list[float]] = {}
+    groups = given.sub("config_groups")
+    for name in [f"group_{i}" for i in range(MAX_GROUPS)]:
+        group = groups.sub(name) if groups is not None else None
+        weights = group.sub("weights") if group is not None else None
+        if group is None or weights is None or not isinstance(group.raw("targets")[1], list):
+            continue
+        bits = _grouped(weights, "")
+        for target in group.items("targets", most=MAX_NAMES) or ():
+            for part in _parts_of(target[:200].lower()) if isinstance(target, str) else ():
+                found.setdefault(part, []).append(bits)
+    layers = given.raw("quantized_layers")[1]
+    for target, what in layers.items() if isinstance(layers, dict) else ():
+        algorithm = what.get("quant_algo") if isinstance(what, dict) else None
+        layer = Fields(what, given.where) if isinstance(what, dict) else given
+        bits_or_none = _bits(layer, "", str(algorithm).upper())
+        for part in _parts_of(target[:200].lower()) if bits_or_none is not None else ():
+            found.setdefault(part, []).append(bits_or_none or 16)
+    return {part: sum(values) / len(values) for part, values in found.items()}
+
+
 def _group(given: Fields) -> Fields | None:
     """Answer the weights of the first group of ``config_groups`` that has any."""
     groups = given.sub("config_groups")
-    for name in [f"group_{i}" for i in range(8)]:
+    for name in [f"group_{i}" for i in range(MAX_GROUPS)]:
         group = groups.sub(name) if groups is not None else None
         weights = group.sub("weights") if group is not None else None
         if weights is not None:
@@ -153,7 +190,11 @@ def _left_out(given: Fields, num_layers: int) -> dict[str, float]:
     everywhere: set[str] = set()
     layers: dict[str, set[int]] = {}
     for list_name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
-        entries = given.items(list_name) if isinstance(given.raw(list_name)[1], list) else None
+        entries = (
+            given.items(list_name, most=MAX_NAMES)
+            if isinstance(given.raw(list_name)[1], list)
+            else None
+        )
         for entry in entries or ():
             if not isinstance(entry, str):
                 continue

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from sim.errors import ConfigError
-from sim.hf_config.fields import MAX_LAYERS, Fields
+from sim.hf_config.fields import MAX_HEADS, MAX_LAYERS, Fields
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim", "dim")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
@@ -92,8 +92,8 @@ def _a_layer(fields: Fields, names: tuple[str, ...], num_layers: int) -> tuple[i
     if not name:
         return None
     if isinstance(value, list):
-        return tuple(fields.integers(name, length=num_layers, least=1) or ())
-    number = fields.integer(*names)
+        return tuple(fields.integers(name, length=num_layers, least=1, most=MAX_HEADS) or ())
+    number = fields.integer(*names, most=MAX_HEADS)
     return None if number is None else (number,) * num_layers
 
 
@@ -109,7 +109,9 @@ def _kv_heads(fields: Fields, num_layers: int, heads: tuple[int, ...]) -> tuple[
         )
     for name in ("num_key_value_heads_per_layer", "num_key_value_heads"):
         if isinstance(fields.raw(name)[1], list):
-            return tuple(fields.integers(name, length=num_layers, least=0, holes=True) or ())
+            return tuple(
+                fields.integers(name, length=num_layers, least=0, most=MAX_HEADS, holes=True) or ()
+            )
     # Falcon's flags decide, whatever number stands beside them; GPT-BigCode's is the same flag.
     if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         return (1,) * num_layers
@@ -117,7 +119,7 @@ def _kv_heads(fields: Fields, num_layers: int, heads: tuple[int, ...]) -> tuple[
     if attention is not None:
         if attention.word("attn_type") == "multiquery_attention":
             return (1,) * num_layers
-        number = attention.integer(*KV_HEADS)
+        number = attention.integer(*KV_HEADS, most=MAX_HEADS)
         if number is not None:
             return (number,) * num_layers
     return _a_layer(fields, KV_HEADS, num_layers) or heads
@@ -128,7 +130,9 @@ def _heads_of_block(block: Fields) -> tuple[int | None, int | None]:
     attention = block.sub("attention")
     if attention is None:
         return None, None
-    return attention.integer("num_key_value_heads"), attention.integer("n_heads_in_group")
+    return attention.integer("num_key_value_heads", most=MAX_HEADS), attention.integer(
+        "n_heads_in_group"
+    )
 
 
 def _head_dims(

@@ -139,13 +139,13 @@ def test_global_layers_may_have_heads_of_their_own() -> None:
     layout = _read(change).layout
     assert kv_bytes_per_token_longctx(layout) == 2 * TOKEN
     assert fixed_bytes_per_request(layout) == 2 * 128 * TOKEN
-    change = {
+    of_windows: dict[str, Any] = {
         "sliding_window": 128,
         "layer_types": HALF,
         "swa_num_key_value_heads": 4,
         "swa_head_dim": 32,
     }
-    assert fixed_bytes_per_request(_read(change).layout) == 2 * 128 * TOKEN
+    assert fixed_bytes_per_request(_read(of_windows).layout) == 2 * 128 * TOKEN
 
 
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 8, "mamba_d_conv": 4}
@@ -243,6 +243,7 @@ def test_layers_are_counted_where_their_number_is_missing() -> None:
 
 
 LINEARS = 4 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1024)
+ATTENTION = 4 * (2 * 512 * 512 + 2 * 512 * 128)
 EMBEDDINGS = 2 * 1024 * 512  # padded to a multiple of 64
 GROUP = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
 
@@ -269,8 +270,7 @@ def test_weights_of_quantized_models(quantization: dict[str, Any], bits: float) 
 
 
 def test_what_is_left_alone_stays_in_sixteen_bits() -> None:
-    attention = 4 * (2 * 512 * 512 + 2 * 512 * 128)
-    mlps = LINEARS - attention
+    attention, mlps = ATTENTION, LINEARS - ATTENTION
     for ignore, kept in (
         (["lm_head"], 0.0),
         (["re:.*self_attn.*"], attention),
@@ -281,6 +281,23 @@ def test_what_is_left_alone_stays_in_sixteen_bits() -> None:
         model = _read({"quantization_config": {"quant_method": "fp8", "ignore": ignore}})
         want = EMBEDDINGS * 2 + LINEARS + kept
         assert weight_bytes(model) == pytest.approx(want, rel=1e-6), ignore
+
+
+def test_matrices_named_with_their_bits() -> None:
+    layers = {f"model.layers.{i}.mlp.up_proj": {"quant_algo": "NVFP4"} for i in range(4)}
+    attention = {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "FP8"} for i in range(4)}
+    config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers | attention}
+    want = EMBEDDINGS * 2 + ATTENTION + (LINEARS - ATTENTION) * 4.5 / 8
+    assert weight_bytes(_read({"quantization_config": config})) == pytest.approx(want, rel=1e-6)
+    groups = {
+        "group_0": {"targets": list(attention), "weights": {"num_bits": 8, "type": "float"}},
+        "group_1": {
+            "targets": list(layers),
+            "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+        },
+    }
+    config = {"quant_method": "modelopt", "config_groups": groups}
+    assert weight_bytes(_read({"quantization_config": config})) == pytest.approx(want, rel=1e-6)
 
 
 def test_experts_alone_are_in_four_bits() -> None:
