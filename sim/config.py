@@ -42,7 +42,12 @@ class LoadConfig(_Concern, frozen=True):
 class ModelConfig(_Concern, frozen=True):
     """Which model runs on which GPU."""
 
-    model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
+    model: Annotated[
+        str,
+        Meta(
+            description="Model name, or the path of a config.json of Hugging Face or of its folder."
+        ),
+    ] = "meta-llama/Llama-3.1-8B"
     gpu: Annotated[str, Meta(description="GPU name.")] = "A100-40"
     tensor_parallel_size: Annotated[
         PositiveInt,

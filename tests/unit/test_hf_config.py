@@ -202,7 +202,7 @@ def test_lists_of_layers_count_from_zero_or_one(first: int) -> None:
 
 
 def test_an_indexer_is_a_cache_more() -> None:
-    change = {**LATENT, "index_head_dim": 128, "index_topk": 64, "index_n_heads": 4}
+    change: dict[str, Any] = {**LATENT, "index_head_dim": 128, "index_topk": 64, "index_n_heads": 4}
     assert _per_token(change) == 4 * (80 * 2 + 132)
     change["indexer_types"] = ["full", "shared", "shared", "full"]
     assert _per_token(change) == 4 * 80 * 2 + 2 * 132

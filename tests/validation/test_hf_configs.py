@@ -3,9 +3,10 @@
 import csv
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from sim.hf_config import read_config
+from sim.hf_config import read_config, spec_of
 from sim.kv_layout import (
     KVLayout,
     cache_groups,
@@ -13,6 +14,7 @@ from sim.kv_layout import (
     kv_bytes_per_token_longctx,
     sequence_bytes,
 )
+from sim.kv_spec import weight_bytes
 from sim.models import get_model
 
 SUMMED = {"B38_openelm-270m.json", "B39_decilm-variable-gqa.json"}
@@ -109,3 +111,28 @@ def test_a_refusal_of_gpt_oss_needs_what_the_log_says() -> None:
     groups = cache_groups(get_model("gpt-oss-120b").layout, 16)
     each = groups.blocks_for(131_072, max_num_batched_tokens=1024)
     assert round(each * groups.bytes_per_block / 2**30, 2) == 4.54
+
+
+FP8 = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+INT4 = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "tensor_parallel_size", "weights_gib", "error"),
+    [  # start-up logs of llm-d-planner PR #205
+        ("Llama-3.1-70B", FP8, 2, 33.88, 0.01),
+        ("Llama-3.1-70B", FP8, 4, 16.96, 0.01),
+        ("Qwen2.5-7B-Instruct", FP8, 1, 8.14, 0.01),
+        ("Llama-3.1-8B", {"quant_method": "fp8"}, 1, 8.49, 0.01),
+        ("Llama-3.1-8B", INT4, 1, 5.38, 0.01),
+    ],
+)
+def test_weights_of_quantized_models_are_those_of_logs(
+    name: str, quantization: object, tensor_parallel_size: int, weights_gib: float, error: float
+) -> None:
+    preset = get_model(name)
+    values = {key: value for key, value in msgspec.to_builtins(preset).items() if value != 0}
+    values |= {"quantization_config": quantization, "tie_word_embeddings": False}
+    model = spec_of(values, name=name, where=name)
+    weights = weight_bytes(model, tensor_parallel_size) / 2**30
+    assert weights == pytest.approx(weights_gib, rel=error)
