@@ -44,7 +44,12 @@ class LoadConfig(_Concern, frozen=True):
 class ModelConfig(_Concern, frozen=True):
     """Which model runs on which GPU."""
 
-    model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
+    model: Annotated[
+        str,
+        Meta(
+            description="Model name, or the path of a config.json of Hugging Face or of its folder."
+        ),
+    ] = "meta-llama/Llama-3.1-8B"
     gpu: Annotated[
         str, Meta(description="GPU name, or a TOML file with the keys of sim/data/gpus.toml.")
     ] = "A100-40"

@@ -6,7 +6,9 @@ ranks hold equal shares of the weights and of every block.
 """
 
 from sim.errors import ConfigError
-from sim.models import ModelSpec, count_parameters, parameter_counts
+from sim.kv_layout import ELEMENT_BYTES
+from sim.kv_layout import kv_bytes_per_token as layout_bytes_per_token
+from sim.models import ModelSpec, WeightPart, count_parameters, parameter_counts
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2}
 """Bytes of one element, by ``torch_dtype``."""
@@ -38,6 +40,8 @@ def kv_element_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> int:
         ConfigError: *kv_cache_dtype*, or the model's own dtype under ``auto``, is unknown.
     """
     if kv_cache_dtype == "auto":
+        if model.kv_layout is not None:
+            return ELEMENT_BYTES[model.kv_layout.auto_dtype]
         return dtype_bytes(model)
     if kv_cache_dtype not in KV_DTYPE_BYTES:
         known = ", ".join(("auto", *KV_DTYPE_BYTES))
@@ -115,14 +119,13 @@ def kv_bytes_per_token(
 
     2 * layers * kv heads * head_dim * bytes (PagedAttention, arXiv 2309.06180 section 3:
     800 KiB for OPT-13B; vLLM 0.33.0, ``v1/kv_cache_interface.py:586-601``). Under latent attention
-    layers * (kv_lora_rank + qk_rope_head_dim) * bytes, on every GPU (ibid., 729-743). vLLM's
-    ``fp8_ds_mla`` layout of 656 bytes is DeepSeek-V3.2's alone (``models/config.py``).
+    layers * (kv_lora_rank + qk_rope_head_dim) * bytes, on every GPU (ibid., 729-743). Layers with a
+    window count while the token is in it, states of a fixed size do not (`sim.kv_layout`).
     """
-    if model.is_mla:
-        elements = model.kv_lora_rank + model.qk_rope_head_dim
-    else:
-        elements = 2 * kv_heads_per_rank(model, tensor_parallel_size) * model.head_dim
-    return model.num_hidden_layers * elements * kv_element_bytes(model, kv_cache_dtype)
+    kv_element_bytes(model, kv_cache_dtype)
+    return layout_bytes_per_token(
+        model.layout, tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype
+    )
 
 
 def bytes_per_block(
@@ -139,6 +142,18 @@ def bytes_per_block(
     return per_token * block_size
 
 
+def _part_bytes(model: ModelSpec, part: WeightPart, tensor_parallel_size: int) -> int:
+    """Answer the bytes of *part* on one GPU."""
+    elements = part.elements
+    if part.held_by == "vocabulary":
+        elements = elements // model.vocab_size * padded_vocab_size(model) // tensor_parallel_size
+    elif part.held_by == "kv_heads":
+        elements //= min(tensor_parallel_size, model.num_key_value_heads)
+    elif part.held_by == "ranks":
+        elements //= tensor_parallel_size
+    return round(elements * (part.bits or 8 * dtype_bytes(model)) / 8)
+
+
 def weight_bytes(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
     """Answer the bytes of the weights on one GPU.
 
@@ -146,8 +161,18 @@ def weight_bytes(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
     fewer heads than GPUs), embeddings by row of the padded vocabulary; routers and latent
     down-projections are on every GPU, and so is what ``num_parameters`` has beyond the shapes
     (OPT's learned positions). Norms are left out. Within 0.9 % of what vLLM logs for dense
-    models here on 1, 2 and 4 GPUs.
+    models here on 1, 2 and 4 GPUs. Quantized parts take their own bits.
+
+    Raises:
+        ConfigError: the model's ``config.json`` lacks fields that weights follow from.
     """
+    if model.unknown:
+        raise ConfigError(
+            f"--model {model.name}: {', '.join(model.unknown)} missing: its weights cannot be "
+            "counted; give --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    if model.weights:
+        return sum(_part_bytes(model, part, tensor_parallel_size) for part in model.weights)
     counts = parameter_counts(model)
     elements = (
         counts.embeddings // model.vocab_size * padded_vocab_size(model) // tensor_parallel_size

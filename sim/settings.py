@@ -28,6 +28,7 @@ from sim.config import (
 from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
+from sim.modelled import modelled_notes
 from sim.models import ModelSpec, get_model
 from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
@@ -180,6 +181,12 @@ def resolve(given: Mapping[str, Given], *, shipped_workload: bool = True) -> Res
     if cache.allocator == "contiguous" and not scheduler.scheduler_reserve_full_isl:
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
+    timing = TimingConfig(**concern("timing"))
+    notes += modelled_notes(
+        spec,
+        max_model_len=model.max_model_len,
+        prices_kernels=timing.step_time == "roofline",
+    )
     run = RunConfig(
         load=LoadConfig(**concern("load")),
         model=model,
@@ -187,7 +194,7 @@ def resolve(given: Mapping[str, Given], *, shipped_workload: bool = True) -> Res
         scheduler=_complete(
             scheduler, get_gpu(model.gpu, model.gpu_memory_gib), model.max_model_len
         ),
-        timing=TimingConfig(**concern("timing")),
+        timing=timing,
     )
     return Resolved(run, OutputConfig(**concern("output")), notes)
 

@@ -14,10 +14,13 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "models", "server_log"),
+    ("hardware", "kv_layout", "server_log"),
+    ("model_spec",),
+    ("hf_config",),
+    ("models",),
     ("kv_spec", "memory", "kv_pool", "timing"),
     ("allocators", "totals"),
-    ("scheduler_output", "options", "refusal"),
+    ("scheduler_output", "options", "refusal", "modelled"),
     ("scheduler",),
     ("settings",),
     ("metrics", "capacity"),
