@@ -8,14 +8,17 @@ import msgspec
 
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
-from sim.hardware import GpuSpec
+from sim.hardware import GIB, GpuSpec
 from sim.kv_pool import NULL_BLOCKS, KVPool, engine_of, pool_of
-from sim.kv_spec import bytes_per_block, check_tensor_parallel, kv_bytes_per_token, weight_bytes
+from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
 from sim.memory import graph_bytes
 from sim.models import ModelSpec
 
 FEWEST_HUNDREDTHS, MOST_HUNDREDTHS = 1, 100
 """Utilizations that `options` tries, in hundredths."""
+
+STATE_BLOCKS = 2
+"""Blocks of a state, with prefix caching (`sim.kv_layout.CacheGroups.blocks_for`)."""
 
 MOST_RANKS = 8
 """GPUs that `options` shares a model among: those of one machine."""
@@ -26,17 +29,49 @@ class Lengths(NamedTuple):
 
     Attributes:
         tokens: mean tokens held, a shared prefix included.
-        blocks: mean blocks held, for paging.
         prefix_len: tokens at the start that all requests share.
         longest: tokens of the longest request.
         where: where the figures come from, for the report.
+        spans: of requests that grow, for how many steps each has which tokens on average; none if
+            all have *tokens*.
     """
 
     tokens: float
-    blocks: float
     prefix_len: int
     longest: int
     where: str
+    spans: tuple[tuple[int, float], ...] = ()
+
+    def blocks(self, pool: KVPool) -> float:
+        """Answer the mean blocks that a request holds, over all block tables.
+
+        A window holds what is in it and up to a block more; a state two blocks. Of requests that
+        grow, half of the last block is empty.
+        """
+        if self.spans:
+            steps = sum(weight for weight, _ in self.spans)
+            held = sum(weight * _held(pool, tokens) for weight, tokens in self.spans)
+            return held / steps
+        if pool.groups is None:
+            return pool.blocks_for(int(self.tokens))
+        return pool.groups.blocks_for(int(self.tokens), max_num_batched_tokens=1)
+
+    def shared(self, pool: KVPool) -> int:
+        """Answer the blocks of the prefix that are stored once: whole ones outside windows."""
+        tables = [table for table in pool.tables if table.block_size and not table.window]
+        return sum(self.prefix_len // table.block_size for table in tables)
+
+
+def _held(pool: KVPool, tokens: float) -> float:
+    """Answer the mean blocks of a request that passes *tokens* in the middle of its growth."""
+    blocks = 0.0
+    for table in pool.tables:
+        if not table.block_size:
+            blocks += STATE_BLOCKS
+        else:
+            held = min(tokens, table.window) if table.window else tokens
+            blocks += (held + (table.block_size - 1) / 2) / table.block_size
+    return blocks
 
 
 class Concurrency(NamedTuple):
@@ -81,40 +116,34 @@ class Option(NamedTuple):
     usd_per_hour: float | None
 
 
-def fixed_length(mean_len: int, prefix_len: int, block_size: int) -> Lengths:
+def fixed_length(mean_len: int, prefix_len: int) -> Lengths:
     """Answer what requests of *mean_len* tokens hold."""
-    return Lengths(mean_len, -(-mean_len // block_size), prefix_len, mean_len, "--mean-len")
+    return Lengths(mean_len, prefix_len, mean_len, "--mean-len")
 
 
-def lengths_of(
-    prompts: list[int], outputs: list[int], prefix_len: int, block_size: int, where: str
-) -> Lengths:
+def lengths_of(prompts: list[int], outputs: list[int], prefix_len: int, where: str) -> Lengths:
     """Answer what the requests of a trace hold, averaged over time.
 
-    Each holds its prompt and, on average, half of its output, for as long as it generates; half a
-    block is empty.
+    Each holds its prompt and, on average, half of its output, for as long as it generates.
     """
-    steps = sum(outputs)
-    tokens = sum(o * (p + (o + 1) / 2) for p, o in zip(prompts, outputs, strict=True)) / steps
+    spans = tuple((o, p + (o + 1) / 2) for p, o in zip(prompts, outputs, strict=True))
+    tokens = sum(steps * held for steps, held in spans) / sum(outputs)
     longest = max(p + o for p, o in zip(prompts, outputs, strict=True))
-    blocks = (tokens + (block_size - 1) / 2) / block_size
-    return Lengths(tokens, blocks, prefix_len, longest, where)
+    return Lengths(tokens, prefix_len, longest, where, spans)
 
 
-def blocks_for(lengths: Lengths, users: float, block_size: int) -> float:
-    """Answer the blocks that *users* hold, whole blocks of the prefix once, the null block too."""
-    shared = lengths.prefix_len // block_size
-    return NULL_BLOCKS + shared + users * (lengths.blocks - shared)
+def requests_of(pool: KVPool, lengths: Lengths) -> float:
+    """Answer how many requests *pool* holds, whole blocks of the prefix once."""
+    shared = lengths.shared(pool)
+    return (pool.num_gpu_blocks - NULL_BLOCKS - shared) / (lengths.blocks(pool) - shared)
 
 
 def concurrency(
     pool: KVPool, lengths: Lengths, *, max_model_len: int, max_num_seqs: int
 ) -> Concurrency:
     """Answer how many requests *pool* holds at once."""
-    usable = pool.num_gpu_blocks - NULL_BLOCKS
-    shared = lengths.prefix_len // pool.block_size
-    prefix = (usable - shared) / (lengths.blocks - shared) if lengths.prefix_len else None
-    paged = usable / lengths.blocks
+    prefix = requests_of(pool, lengths) if lengths.prefix_len else None
+    paged = requests_of(pool, lengths._replace(prefix_len=0))
     best = paged if prefix is None else prefix
     return Concurrency(
         reserve_max=pool.contiguous_slots // max_model_len,
@@ -124,7 +153,7 @@ def concurrency(
     )
 
 
-def check_start(pool: KVPool, model: ModelSpec, config: RunConfig) -> None:
+def check_start(pool: KVPool, config: RunConfig) -> None:
     """Check that vLLM would start: one request of max_model_len fits the pool.
 
     vLLM 0.33.0, ``v1/core/kv_cache_utils.py:151-184``.
@@ -134,21 +163,22 @@ def check_start(pool: KVPool, model: ModelSpec, config: RunConfig) -> None:
     """
     max_model_len = config.model.max_model_len
     assert max_model_len is not None, "resolved"
-    needed = -(-max_model_len // pool.block_size)
-    usable = pool.num_gpu_blocks - NULL_BLOCKS
-    if needed > usable:
-        size = bytes_per_block(
-            model,
-            pool.block_size,
-            tensor_parallel_size=config.model.tensor_parallel_size,
-            kv_cache_dtype=config.cache.kv_cache_dtype,
+    needed, usable = pool.blocks_for(max_model_len), pool.num_gpu_blocks - NULL_BLOCKS
+    if needed <= usable:
+        return
+    if pool.kv_cache_bytes is None or pool.groups is None:
+        has = f"{needed:,} blocks are needed, which is more than the {usable:,}"
+    else:
+        size = pool.groups.bytes_per_block / GIB
+        has = (
+            f"{needed * size:.2f} GiB of KV cache are needed, which is more than the "
+            f"{usable * size:.2f} GiB"
         )
-        raise CapacityError(
-            f"to serve one request of --max-model-len {max_model_len}, {needed * size / 2**30:.2f} "
-            f"GiB of KV cache are needed, which is more than the {usable * size / 2**30:.2f} GiB "
-            f"there are: lower --max-model-len to at most {usable * pool.block_size}, or raise "
-            "--gpu-memory-utilization"
-        )
+    raise CapacityError(
+        f"to serve one request of --max-model-len {max_model_len}, {has} there are: lower "
+        f"--max-model-len to at most {pool.longest_request(usable)}, or raise "
+        "--gpu-memory-utilization"
+    )
 
 
 def hand_estimate(
@@ -200,14 +230,14 @@ def _with(
     )
 
 
-def _blocks(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> int:
-    """Answer the blocks of the pool; 0 where vLLM would not start."""
+def _held_by(config: RunConfig, model: ModelSpec, gpu: GpuSpec, lengths: Lengths) -> int:
+    """Answer the requests that the pool holds; 0 where vLLM would not start."""
     try:
-        pool = pool_of(config, model, gpu)
-        check_start(pool, model, config)
+        pool = pool_of(config, model, gpu, grouped=True)
+        check_start(pool, config)
     except CapacityError:
         return 0
-    return pool.num_gpu_blocks
+    return max(0, int(requests_of(pool, lengths)))
 
 
 def _ranks(model: ModelSpec, config: RunConfig) -> Iterator[int]:
@@ -240,15 +270,12 @@ def options(
             max_num_batched_tokens=max(scheduler.max_num_batched_tokens, users),
         ),
     )
-    needed = math.ceil(blocks_for(lengths, users, config.cache.block_size))
     dtypes = dict.fromkeys((config.cache.kv_cache_dtype, "fp8"))
     found = []
     for ranks in _ranks(model, config):
         for dtype in dtypes:
             asked = _with(config, ranks, dtype, config.cache.gpu_memory_utilization)
-            blocks = _blocks(asked, model, gpu)
-            shared = lengths.prefix_len // config.cache.block_size
-            held = int((blocks - NULL_BLOCKS - shared) / (lengths.blocks - shared)) if blocks else 0
+            held = _held_by(asked, model, gpu, lengths)
             replicas = -(-users // held) if held > 0 else None
             price = None
             if replicas is not None and gpu.usd_per_hour is not None:
@@ -257,8 +284,8 @@ def options(
                 Option(
                     ranks,
                     dtype,
-                    max(held, 0),
-                    _smallest(asked, model, gpu, needed),
+                    held,
+                    _smallest(asked, model, gpu, lengths, users),
                     replicas,
                     price,
                 )
@@ -266,15 +293,17 @@ def options(
     return found
 
 
-def _smallest(config: RunConfig, model: ModelSpec, gpu: GpuSpec, needed: int) -> float | None:
-    """Answer the smallest utilization, in hundredths, whose pool has *needed* blocks."""
+def _smallest(
+    config: RunConfig, model: ModelSpec, gpu: GpuSpec, lengths: Lengths, users: int
+) -> float | None:
+    """Answer the smallest utilization, in hundredths, whose pool holds *users*."""
     low, high = FEWEST_HUNDREDTHS, MOST_HUNDREDTHS + 1
     while low < high:
         middle = (low + high) // 2
         tried = _with(
             config, config.model.tensor_parallel_size, config.cache.kv_cache_dtype, middle / 100
         )
-        if middle > MOST_HUNDREDTHS or _blocks(tried, model, gpu) >= needed:
+        if middle > MOST_HUNDREDTHS or _held_by(tried, model, gpu, lengths) >= users:
             high = middle
         else:
             low = middle + 1

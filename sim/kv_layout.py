@@ -192,6 +192,15 @@ def fixed_bytes_per_request(
     )
 
 
+def fixed_state_bytes(layout: KVLayout, tensor_parallel_size: int = 1) -> int:
+    """Answer the bytes of a sequence's states on one GPU."""
+    return sum(
+        cache.num_layers * cache.entry_bytes(layout.auto_dtype, tensor_parallel_size)
+        for cache in layout.caches
+        if cache.kind == "state"
+    )
+
+
 def sequence_bytes(
     layout: KVLayout,
     num_tokens: int,

@@ -12,6 +12,7 @@ import msgspec
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
+from sim.kv_layout import CacheGroup, CacheGroups, cache_groups, fixed_state_bytes
 from sim.kv_spec import kv_bytes_per_token
 from sim.memory import Engine, MemoryShare, fixed_shares, memory_rules
 from sim.models import ModelSpec
@@ -30,6 +31,9 @@ class KVPool(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_bytes: bytes the pool was sized from; None when the blocks were given.
         breakdown: parts of the card's visible memory, adding up to it; fewer or none without a GPU.
         provenance: one line for the report: where the size comes from.
+        groups: block tables of a request; None is one for all layers.
+        max_num_batched_tokens: of a step, for which windows have room.
+        counts_a_group: the tokens that are printed are those of one group, as before vLLM 0.21.
     """
 
     num_gpu_blocks: int
@@ -38,6 +42,35 @@ class KVPool(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None
     breakdown: tuple[MemoryShare, ...]
     provenance: str
+    groups: CacheGroups | None = None
+    max_num_batched_tokens: int = 0
+    counts_a_group: bool = False
+
+    @property
+    def tables(self) -> tuple[CacheGroup, ...]:
+        """The block tables of a request."""
+        if self.groups is not None:
+            return self.groups.groups
+        return (CacheGroup("full", 0, self.block_size, 0),)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Answer the blocks that vLLM counts for a request of *num_tokens* at start."""
+        if self.groups is None:
+            return -(-num_tokens // self.block_size)
+        return self.groups.blocks_for(
+            num_tokens, max_num_batched_tokens=self.max_num_batched_tokens
+        )
+
+    def longest_request(self, num_blocks: int) -> int:
+        """Answer the tokens of the longest request that *num_blocks* hold; 0 if none does."""
+        low, high = 0, num_blocks * max(table.block_size for table in self.tables)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_for(middle) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 class _Rank(NamedTuple):
@@ -46,6 +79,8 @@ class _Rank(NamedTuple):
     model: ModelSpec
     engine: Engine
     kv_cache_dtype: str
+    groups: CacheGroups
+    max_model_len: int
 
     @property
     def bytes_per_token(self) -> int:
@@ -55,6 +90,17 @@ class _Rank(NamedTuple):
             tensor_parallel_size=self.engine.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
         )
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of the smallest pool: a block of every table, and the null block."""
+        return self.groups.bytes_per_block * (len(self.groups.groups) + NULL_BLOCKS)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a token slot of a contiguous reservation, with its part of the states."""
+        states = fixed_state_bytes(self.model.layout, self.engine.tensor_parallel_size)
+        return self.bytes_per_token - (-states // self.max_model_len)
 
     @property
     def takes(self) -> str:
@@ -88,13 +134,14 @@ def size_kv_pool(
     num_gpu_blocks_override: int | None = None,
     max_model_len: int,
     kv_cache_dtype: str = "auto",
+    groups: CacheGroups | None = None,
 ) -> KVPool:
     """Answer the pool that *engine* gets, by vLLM's order of precedence.
 
     *num_gpu_blocks_override* wins and needs neither model nor GPU; then *kv_cache_memory_bytes*,
     which needs a model; else ceil(visible * utilization) less the shares of `sim.memory`
     (vLLM 0.33.0, ``v1/worker/gpu_worker.py:753-757``). *gpu_memory_utilization* None is the
-    version's default.
+    version's default; *groups* None is one block table for all layers.
 
     Raises:
         ConfigError: a setting out of its range, *max_model_len* beyond the model's, a model or GPU
@@ -114,26 +161,35 @@ def size_kv_pool(
             f"expected at most its max_position_embeddings {model.max_position_embeddings}"
         )
     if num_gpu_blocks_override is not None:
-        return _pool_of_blocks(num_gpu_blocks_override, block_size, engine.tensor_parallel_size)
+        return _pool_of_blocks(num_gpu_blocks_override, block_size, engine, groups)
     if model is None:
         raise ConfigError("--model is missing: name one, or give --num-gpu-blocks-override")
-    rank = _Rank(model, engine, kv_cache_dtype)
+    if groups is None:
+        per_token = kv_bytes_per_token(
+            model,
+            tensor_parallel_size=engine.tensor_parallel_size,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        table = CacheGroup("full", model.num_hidden_layers, block_size, 0)
+        groups = CacheGroups((table,), per_token * block_size)
+    rank = _Rank(model, engine, kv_cache_dtype, groups, max_model_len)
     if kv_cache_memory_bytes is not None:
-        return _pool_of_bytes(rank, gpu, block_size, kv_cache_memory_bytes)
+        return _pool_of_bytes(rank, gpu, kv_cache_memory_bytes)
     if gpu is None:
         raise ConfigError(
             "--gpu is missing: name one, "
             "or give --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
-    least_blocks = -(-max_model_len // block_size) + NULL_BLOCKS
+    least_blocks = NULL_BLOCKS + groups.blocks_for(
+        max_model_len, max_num_batched_tokens=engine.max_num_batched_tokens
+    )
     return _pool_of_gpu(
         rank,
         gpu,
-        block_size=block_size,
         gpu_memory_utilization=(
             engine.rules.utilization if gpu_memory_utilization is None else gpu_memory_utilization
         ),
-        least_kv_bytes=rank.bytes_per_token * block_size * least_blocks,
+        least_kv_bytes=groups.bytes_per_block * least_blocks,
     )
 
 
@@ -152,8 +208,34 @@ def engine_of(config: RunConfig) -> Engine:
     )
 
 
-def pool_of(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> KVPool:
+def groups_of(config: RunConfig, model: ModelSpec) -> CacheGroups:
+    """Answer the block tables that vLLM gives a request of *model*.
+
+    Raises:
+        ConfigError: they are not modelled.
+    """
+    try:
+        groups = cache_groups(
+            model.layout,
+            config.cache.block_size,
+            tensor_parallel_size=config.model.tensor_parallel_size,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            ratio=memory_rules(config.cache.vllm_version).group_ratio,
+        )
+        if not groups.block_size:
+            raise ConfigError("no layer keeps keys and values of tokens, so that no length binds")
+    except ConfigError as error:
+        raise ConfigError(f"--model {model.name}: {error}") from None
+    return groups
+
+
+def pool_of(
+    config: RunConfig, model: ModelSpec, gpu: GpuSpec | None, *, grouped: bool = False
+) -> KVPool:
     """Answer the pool of a resolved configuration, whose model and GPU are *model* and *gpu*.
+
+    *grouped*: windows and states have block tables of their own, as in vLLM; else every layer keeps
+    every token, which is what the allocators of a run do.
 
     Raises:
         ConfigError, CapacityError: see `size_kv_pool`.
@@ -170,10 +252,13 @@ def pool_of(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> KVPool:
         num_gpu_blocks_override=cache.num_gpu_blocks_override,
         max_model_len=config.model.max_model_len,
         kv_cache_dtype=cache.kv_cache_dtype,
+        groups=groups_of(config, model) if grouped else None,
     )
 
 
-def _pool_of_blocks(num_gpu_blocks: int, block_size: int, tensor_parallel_size: int) -> KVPool:
+def _pool_of_blocks(
+    num_gpu_blocks: int, block_size: int, engine: Engine, groups: CacheGroups | None
+) -> KVPool:
     """Answer the pool of a given number of blocks; ConfigError when none of them is usable."""
     if num_gpu_blocks <= NULL_BLOCKS:
         raise ConfigError(
@@ -182,47 +267,51 @@ def _pool_of_blocks(num_gpu_blocks: int, block_size: int, tensor_parallel_size: 
         )
     return KVPool(
         num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
+        block_size=groups.block_size if groups is not None else block_size,
         contiguous_slots=(num_gpu_blocks - NULL_BLOCKS) * block_size,
         kv_cache_bytes=None,
         breakdown=(),
         provenance=_per_gpu(
-            f"{num_gpu_blocks} blocks given by --num-gpu-blocks-override", tensor_parallel_size
+            f"{num_gpu_blocks} blocks given by --num-gpu-blocks-override",
+            engine.tensor_parallel_size,
         ),
+        groups=groups,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        counts_a_group=engine.rules.counts_a_group,
     )
 
 
 def _pool(
     rank: _Rank,
-    block_size: int,
     kv_cache_bytes: int,
     breakdown: tuple[MemoryShare, ...],
     provenance: str,
 ) -> KVPool:
     """Answer the pool of a given number of bytes, already found to hold a usable block."""
     return KVPool(
-        num_gpu_blocks=kv_cache_bytes // (rank.bytes_per_token * block_size),
-        block_size=block_size,
-        contiguous_slots=kv_cache_bytes // rank.bytes_per_token,
+        num_gpu_blocks=kv_cache_bytes // rank.groups.bytes_per_block,
+        block_size=rank.groups.block_size,
+        contiguous_slots=kv_cache_bytes // rank.bytes_per_slot,
         kv_cache_bytes=kv_cache_bytes,
         breakdown=breakdown,
         provenance=rank.provenance(provenance),
+        groups=rank.groups,
+        max_num_batched_tokens=rank.engine.max_num_batched_tokens,
+        counts_a_group=rank.engine.rules.counts_a_group,
     )
 
 
 def _pool_of_bytes(
     rank: _Rank,
     gpu: GpuSpec | None,
-    block_size: int,
     kv_cache_bytes: int,
 ) -> KVPool:
     """Answer the pool of given bytes; ConfigError when they, or the card, are too small."""
     flag = f"--kv-cache-memory-bytes {kv_cache_bytes}"
-    least = rank.bytes_per_token * block_size * (1 + NULL_BLOCKS)
-    if kv_cache_bytes < least:
+    if kv_cache_bytes < rank.least_bytes:
         raise ConfigError(
-            f"{flag}: expected at least {least}, one usable block and the null block of "
-            f"{block_size} tokens of {rank.model.name}"
+            f"{flag}: expected at least {rank.least_bytes}, one usable block and the null block of "
+            f"{rank.groups.block_size} tokens of {rank.model.name}"
         )
     kv_share = MemoryShare("KV cache", kv_cache_bytes, "given")
     breakdown: tuple[MemoryShare, ...] = (kv_share,)
@@ -239,7 +328,6 @@ def _pool_of_bytes(
         breakdown = (*fixed, kv_share, MemoryShare("unused", unused, "computed"))
     return _pool(
         rank,
-        block_size,
         kv_cache_bytes,
         breakdown,
         f"{gib(kv_cache_bytes)} given by --kv-cache-memory-bytes",
@@ -250,7 +338,6 @@ def _pool_of_gpu(
     rank: _Rank,
     gpu: GpuSpec,
     *,
-    block_size: int,
     gpu_memory_utilization: float,
     least_kv_bytes: int,
 ) -> KVPool:
@@ -264,7 +351,7 @@ def _pool_of_gpu(
     fixed = fixed_shares(rank.model, gpu, rank.engine)
     used = sum(share.num_bytes for share in fixed)
     kv_cache_bytes = requested - used
-    if kv_cache_bytes < rank.bytes_per_token * block_size * (1 + NULL_BLOCKS):
+    if kv_cache_bytes < rank.least_bytes:
         short = fixed[0].num_bytes - requested
         what = f"weights do not fit, {gib(short)} short" if short > 0 else "no KV cache is left"
         raise CapacityError(
@@ -280,7 +367,6 @@ def _pool_of_gpu(
     )
     return _pool(
         rank,
-        block_size,
         kv_cache_bytes,
         breakdown,
         f"{gpu_memory_utilization} of {gpu.name}'s {gib(visible)} visible, less weights, "
@@ -311,15 +397,24 @@ def _listed(shares: tuple[MemoryShare, ...]) -> str:
     return " + ".join(f"{share.name} {share.num_bytes / GIB:.2f}" for share in shares)
 
 
+def kv_cache_figures(pool: KVPool, max_model_len: int) -> tuple[int, float]:
+    """Answer tokens and concurrency as `kv_cache_lines` has them."""
+    max_concurrency = pool.num_gpu_blocks / pool.blocks_for(max_model_len)
+    if pool.counts_a_group:
+        least = min(table.block_size for table in pool.tables if table.block_size)
+        return pool.num_gpu_blocks // len(pool.tables) * least, max_concurrency
+    return int(max_concurrency * max_model_len), max_concurrency
+
+
 def kv_cache_lines(pool: KVPool, max_model_len: int) -> str:
     """Answer vLLM's start-up line about the size of the KV cache.
 
     vLLM 0.33.0, ``v1/core/kv_cache_utils.py:1061-1153``: all blocks count, the null block too, and
     tokens follow from the rounded-up blocks of a longest request, so a *max_model_len* that is no
-    multiple of the block size shows fewer tokens than blocks * block size.
+    multiple of the block size shows fewer tokens than blocks * block size. Before 0.21 tokens are
+    those of one block table, of all that a request has.
     """
-    max_concurrency = pool.num_gpu_blocks / -(-max_model_len // pool.block_size)
-    num_tokens = int(max_concurrency * max_model_len)
+    num_tokens, max_concurrency = kv_cache_figures(pool, max_model_len)
     return (
         f"GPU KV cache size: {num_tokens:,} tokens, "
         f"Maximum concurrency for {max_model_len:,} tokens per request: {max_concurrency:.2f}x"

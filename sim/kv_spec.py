@@ -10,10 +10,10 @@ from sim.kv_layout import ELEMENT_BYTES
 from sim.kv_layout import kv_bytes_per_token as layout_bytes_per_token
 from sim.models import ModelSpec, WeightPart, count_parameters, parameter_counts
 
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element, by ``torch_dtype``."""
 
-KV_DTYPE_BYTES = {**DTYPE_BYTES, "fp8": 1}
+KV_DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1}
 """Bytes of one element of the KV cache, by ``--kv-cache-dtype``; ``auto`` is the model's dtype."""
 
 VOCAB_PADDING = 64

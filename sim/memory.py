@@ -7,10 +7,12 @@ not are fitted on half of the models of the start-up logs in ``tests/data/vllm_l
 to the other half (``tests/validation/test_vllm_logs.py``).
 """
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from sim.errors import ConfigError
 from sim.hardware import GIB, GpuSpec
+from sim.kv_layout import FULL_GROUP_RATIO
 from sim.kv_spec import dtype_bytes, weight_bytes
 from sim.models import ModelSpec
 
@@ -27,6 +29,8 @@ class MemoryRules(NamedTuple):
         non_torch_bytes: memory outside torch's allocator on a GPU that is alone.
         non_torch_tp_bytes: the same under tensor parallelism, buffers of collectives included.
         subtracts_graphs: the pool is smaller by an estimate of the CUDA graphs.
+        counts_a_group: the tokens printed at start are those of one block table.
+        group_ratio: `sim.kv_layout.cache_groups`.
     """
 
     version: str
@@ -37,6 +41,8 @@ class MemoryRules(NamedTuple):
     non_torch_bytes: int
     non_torch_tp_bytes: int
     subtracts_graphs: bool
+    counts_a_group: bool
+    group_ratio: Fraction
 
 
 VLLM_0_19 = MemoryRules(
@@ -50,6 +56,8 @@ VLLM_0_19 = MemoryRules(
     non_torch_bytes=round(0.25 * GIB),  # 0.24 to 0.26 GiB on H100; Granite 0.46, unexplained
     non_torch_tp_bytes=round(2.1 * GIB),  # 2.06 to 2.21 GiB on two and four H100
     subtracts_graphs=False,
+    counts_a_group=True,
+    group_ratio=FULL_GROUP_RATIO,
 )
 VLLM_0_11 = MemoryRules(
     version="0.11",
@@ -60,8 +68,12 @@ VLLM_0_11 = MemoryRules(
     non_torch_bytes=round(0.13 * GIB),  # 0.13 and 0.14 GiB on one H100
     non_torch_tp_bytes=round(0.55 * GIB),  # 0.54 and 0.55 GiB on two
     subtracts_graphs=False,
+    counts_a_group=True,
+    group_ratio=Fraction(5, 4),
 )
-VLLM_0_33 = VLLM_0_19._replace(version="0.33", utilization=0.92, subtracts_graphs=True)
+VLLM_0_33 = VLLM_0_19._replace(
+    version="0.33", utilization=0.92, subtracts_graphs=True, counts_a_group=False
+)
 """No log of it has a breakdown: the activation is that of 0.19, whose sampler it has."""
 
 RULES = {rules.version: rules for rules in (VLLM_0_33, VLLM_0_19, VLLM_0_11)}

@@ -140,10 +140,13 @@ def _parse(path: str, shown: str) -> Any:
         raise ConfigError(f"{shown}: not {suffix[1:].upper()}: {reason}") from None
 
 
-def resolve(given: Mapping[str, Given], *, shipped_workload: bool = True) -> Resolved:
+def resolve(
+    given: Mapping[str, Given], *, shipped_workload: bool = True, runs: bool = True
+) -> Resolved:
     """Answer the configuration that *given* and the defaults make.
 
-    *shipped_workload*: without a trace the shipped one runs, whose requests are short.
+    *shipped_workload*: without a trace the shipped one runs, whose requests are short. *runs*: what
+    allocators and step times do not model of the model is refused or noted.
 
     Raises:
         ConfigError: on the first value or combination that cannot be used.
@@ -182,11 +185,12 @@ def resolve(given: Mapping[str, Given], *, shipped_workload: bool = True) -> Res
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
     timing = TimingConfig(**concern("timing"))
-    notes += modelled_notes(
-        spec,
-        max_model_len=model.max_model_len,
-        prices_kernels=timing.step_time == "roofline",
-    )
+    if runs:
+        notes += modelled_notes(
+            spec,
+            max_model_len=model.max_model_len,
+            prices_kernels=timing.step_time == "roofline",
+        )
     run = RunConfig(
         load=LoadConfig(**concern("load")),
         model=model,

@@ -48,7 +48,7 @@ def capacity(values: dict[str, Any]) -> int:
     Raises:
         ConfigError, TraceError: what cannot be used or does not fit.
     """
-    resolved = resolve(given_by(values), shipped_workload=False)
+    resolved = resolve(given_by(values), shipped_workload=False, runs=False)
     users = _own(values, "users", 1)
     mean_len = _own(values, "mean_len", 1)
     prefix_len = _own(values, "prefix_len", 0) or 0
@@ -68,7 +68,7 @@ def capacity(values: dict[str, Any]) -> int:
 
 def _lengths(config: RunConfig, mean_len: int | None, prefix_len: int) -> Lengths:
     """Answer what requests hold: the trace's, `--mean-len`, or max_model_len for want of both."""
-    block_size, longest = config.cache.block_size, config.model.max_model_len
+    longest = config.model.max_model_len
     assert longest is not None, "resolved"
     if config.load.trace is not None and mean_len is not None:
         raise ConfigError("--mean-len and --trace both say how long requests are: leave one out")
@@ -78,11 +78,10 @@ def _lengths(config: RunConfig, mean_len: int | None, prefix_len: int) -> Length
             trace.num_prompt_tokens.tolist(),
             trace.num_output_tokens.tolist(),
             prefix_len,
-            block_size,
             f"{trace.name}, mean over time",
         )
     else:
-        lengths = fixed_length(mean_len or longest, prefix_len, block_size)
+        lengths = fixed_length(mean_len or longest, prefix_len)
         if mean_len is None:
             lengths = lengths._replace(where="--max-model-len")
     if prefix_len >= lengths.tokens:
@@ -112,8 +111,8 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         enable_expert_parallel=config.model.enable_expert_parallel,
     )
     try:
-        pool = pool_of(config, model, gpu)
-        check_start(pool, model, config)
+        pool = pool_of(config, model, gpu, grouped=True)
+        check_start(pool, config)
     except CapacityError as error:
         raise CapacityError(f"{error}; {_what_fits(config, lengths, users)}") from None
     max_model_len, max_num_seqs = config.model.max_model_len, config.scheduler.max_num_seqs
@@ -132,6 +131,11 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
             f"{graphs[0] / GIB:.2f} GiB (fitted) after it has sized the pool: they have to fit the "
             f"{graphs[1] / GIB:.2f} GiB outside utilization"
             + (", and do not: out of memory is likely" if graphs[0] > graphs[1] else "")
+        )
+    if len(pool.tables) > 1:
+        notes.append(
+            f"layers are {model.layout.describe()}: a request has {len(pool.tables)} block tables "
+            "from one pool, as vLLM's hybrid manager does; run and compare give it one"
         )
     if lengths.longest > max_model_len:
         notes.append(
@@ -154,7 +158,17 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         "kv_cache_bytes": pool.kv_cache_bytes,
         "kv_pool_provenance": pool.provenance,
         "breakdown": _breakdown(pool),
-        "lengths": lengths._asdict(),
+        "lengths": {
+            "tokens": lengths.tokens,
+            "blocks": lengths.blocks(pool),
+            "prefix_len": lengths.prefix_len,
+            "longest": lengths.longest,
+            "where": lengths.where,
+        },
+        "block_tables": [
+            {"kind": t.kind, "layers": t.num_layers, "block_size": t.block_size, "window": t.window}
+            for t in pool.tables
+        ],
         "concurrency": held._asdict(),
         "binding": (
             f"{held.binding} (memory holds {held.best:,.1f}, --max-num-seqs is {max_num_seqs:,})"

@@ -1,22 +1,25 @@
 """The memory model against start-up logs of vLLM (``tests/data/vllm_logs.csv``).
 
 Facts read off public logs; each row names its source. ``grade`` A has all that is needed, B lacks
-or infers a part (0.11 printed no tokens). Rows whose model or quantization is not known here are
-skipped and say so. GiB were printed with two digits: half of the last one is allowed everywhere.
+or infers a part (0.11 printed no tokens). Models that are no presets are in ``log_models.toml``;
+the full estimate of pipeline stages is skipped and says so. GiB were printed with two digits: half of the last one is allowed everywhere.
 """
 
 import csv
+import tomllib
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import msgspec
 import pytest
 
-from sim.errors import ConfigError
 from sim.hardware import GIB, get_gpu
-from sim.kv_pool import KVPool, kv_cache_lines, size_kv_pool
-from sim.kv_spec import DTYPE_BYTES, kv_bytes_per_token, weight_bytes
+from sim.hf_config import spec_of
+from sim.kv_layout import cache_groups
+from sim.kv_pool import KVPool, kv_cache_figures, size_kv_pool
+from sim.kv_spec import kv_bytes_per_token, weight_bytes
 from sim.memory import (
     RULES,
     VLLM_0_11,
@@ -41,6 +44,13 @@ FITTED_ON = (
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
 )
 """Every other model of the 0.19 logs, in alphabetical order: the rest was held out."""
+
+ALIASES = {
+    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": "RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": "mistralai/Mistral-Small-3.1-24B",
+}
+"""Models of the logs under the name that has the same shapes here."""
 
 SHAPES = {  # layers, hidden, MLP, vocabulary, gated: of models that the logs have and we may lack
     "codellama/CodeLlama-7b-hf": (32, 4096, 11_008, 32_016, True),
@@ -75,19 +85,25 @@ def _rows_with(*columns: str) -> list[object]:
     return [pytest.param(row, id=_id(row)) for row in _rows() if all(row[c] for c in columns)]
 
 
+@cache
+def _log_models() -> dict[str, Any]:
+    return tomllib.loads((LOGS.parent / "log_models.toml").read_text(encoding="utf-8"))
+
+
 def _model(row: Row) -> ModelSpec:
-    """Answer the row's model in the row's dtype; skip what is not known here."""
-    for name in (row["model"], row["model"].removesuffix("-Instruct")):
-        try:
-            model = get_model(name)
-        except ConfigError:
-            continue
-        if row["quantization"] and "fp8" not in model.name.lower():
-            pytest.skip(f"weights of {row['model']} quantized at start are not modelled")
-        if row["dtype"] not in DTYPE_BYTES:
-            pytest.skip(f"{row['dtype']} is not a known dtype")
-        return msgspec.structs.replace(model, dtype=row["dtype"])
-    pytest.skip(f"{row['model']} is not among the models")
+    """Answer the row's model in the row's dtype, quantized as it was."""
+    name = ALIASES.get(row["model"], row["model"])
+    if row["quantization"] == "fp8":
+        name += " --quantization fp8"
+    name = name.replace("Llama-3.1-8B --", "Llama-3.1-8B-Instruct --")
+    if name in _log_models():
+        model = spec_of(_log_models()[name], name=name, where=name, source="")
+    else:
+        model = get_model(name)
+    if model.kv_layout is not None:
+        layout = msgspec.structs.replace(model.kv_layout, auto_dtype=row["dtype"])
+        model = msgspec.structs.replace(model, kv_layout=layout)
+    return msgspec.structs.replace(model, dtype=row["dtype"])
 
 
 def _shape(row: Row) -> ModelSpec:
@@ -114,48 +130,56 @@ def _engine(row: Row) -> Engine:
     )
 
 
-def _pool(row: Row) -> KVPool:
+def _pool(row: Row, kv_cache_memory_bytes: int | None = None) -> KVPool:
+    """Answer the pool of the row's card, or of given bytes, on one of its stages."""
     model, engine = _model(row), _engine(row)
-    if row["pp"] != "1":
+    if kv_cache_memory_bytes is not None:
+        layers = model.num_hidden_layers // int(row["pp"])
+        model = msgspec.structs.replace(model, num_hidden_layers=layers)
+    elif row["pp"] != "1":
         pytest.skip("pipeline parallelism is not modelled")
+    gpu = get_gpu(row["gpu"], float(row["gpu_total_gib"]))
     return size_kv_pool(
         model,
-        get_gpu(row["gpu"], float(row["gpu_total_gib"])),
+        gpu if kv_cache_memory_bytes is None else None,
         engine,
         block_size=int(row["block_size"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
         max_model_len=int(row["max_model_len"]),
         kv_cache_dtype=row["kv_cache_dtype"],
+        groups=cache_groups(
+            model.layout,
+            int(row["block_size"]),
+            tensor_parallel_size=engine.tensor_parallel_size,
+            kv_cache_dtype=row["kv_cache_dtype"],
+            ratio=engine.rules.group_ratio,
+        ),
     )
 
 
 @pytest.mark.parametrize("row", _rows_with("kv_cache_gib", "kv_cache_tokens"))
 def test_tokens_and_concurrency_follow_from_the_logged_gib(row: Row) -> None:
     """Within 0.03 %, or what half of the GiB's last digit is worth."""
-    per_token = int(row["kv_bytes_per_token"])
-    kv_bytes = float(row["kv_cache_gib"]) * GIB
-    blocks = int(kv_bytes // (per_token * int(row["block_size"])))
-    pool = KVPool(
-        num_gpu_blocks=blocks,
-        block_size=int(row["block_size"]),
-        contiguous_slots=0,
-        kv_cache_bytes=round(kv_bytes),
-        breakdown=(),
-        provenance="",
-    )
-    line = kv_cache_lines(pool, int(row["max_model_len"]))
-    tokens = int(line.split(": ")[1].split()[0].replace(",", ""))
-    concurrency = float(line.rpartition(": ")[2].rstrip("x"))
+    pool = _pool(row, round(float(row["kv_cache_gib"]) * GIB))
+    tokens, concurrency = kv_cache_figures(pool, int(row["max_model_len"]))
     error = max(0.0003, HALF_DIGIT / float(row["kv_cache_gib"]))
     assert tokens == pytest.approx(int(row["kv_cache_tokens"]), rel=error)
-    if "gemma-2" in row["model"]:  # 513 blocks for the sliding layers beside 512 for the others
-        concurrency *= 2 * 512 / (512 + 513)
     assert concurrency == pytest.approx(float(row["max_concurrency"]), abs=0.02, rel=error)
+
+
+STATED = {
+    # Its vision encoder, 0.85 GiB, is not counted.
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 0.02,
+    # 0.07 GiB beside the matrices that the shapes tell.
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16": 0.015,
+}
+"""What weights may be off by, where it is more than 1 %."""
 
 
 @pytest.mark.parametrize("row", _rows_with("weights_gib"))
 def test_weights_and_bytes_a_token(row: Row) -> None:
-    """Weights of text-only 16-bit models within 1 %; bytes a token exactly."""
+    """Weights within 1 % but for those that `STATED` has; bytes a token exactly."""
     model, tp = _model(row), int(row["tp"])
     if row["pp"] != "1":
         pytest.skip("pipeline parallelism is not modelled")
@@ -164,7 +188,9 @@ def test_weights_and_bytes_a_token(row: Row) -> None:
     )
     assert per_token == int(row["kv_bytes_per_token"])
     logged = float(row["weights_gib"])
-    assert weight_bytes(model, tp) / GIB == pytest.approx(logged, rel=0.01, abs=HALF_DIGIT)
+    assert weight_bytes(model, tp) / GIB == pytest.approx(
+        logged, rel=STATED.get(row["model"], 0.01), abs=HALF_DIGIT
+    )
 
 
 def _activation_error(row: Row) -> float:
@@ -180,7 +206,7 @@ def _distinct(rows: list[Row]) -> list[Row]:
 
 def _of_0_19() -> list[Row]:
     rows = [r for r in _rows() if r["vllm_version"] == "0.19.0" and r["peak_activation_gib"]]
-    return [row for row in rows if row["pp"] == "1" and row["dtype"] in DTYPE_BYTES]
+    return [row for row in rows if row["pp"] == "1"]
 
 
 def test_activation_of_the_models_that_were_held_out() -> None:
@@ -257,6 +283,8 @@ EXPLAINED = {
     # size is what 24 GB cards log where vLLM subtracts one (0.36 GiB); 0.19.0 does so only if told
     # to, and the run's settings do not say.
     "LLMServingSim @5daddb21 bench/examples/RTX4090_Llama-3.1-8B/vllm_meta.json": 0.08,
+    # Its vision encoder, 0.85 GiB, and the images of its warm-up are not counted.
+    "llm-d-planner PR #205: mistralai-mistral-small---h100-80gb--tp1pp1dp1--8192": 0.035,
     # 0.6.4: 5 % more activation than logged, 0.10 GiB less non-torch memory.
     "vllm-project/vllm issue #10517": 0.05,
 }
@@ -270,12 +298,7 @@ def test_pool_from_gpu_and_flags(row: Row) -> None:
 
 
 def test_mean_error_of_pools_on_h100() -> None:
-    """The v0.19 rows whose model is known: 0.1 % in the mean."""
-    errors = []
-    for row in _of_0_19():
-        try:
-            errors.append(abs(_pool_error(row)))
-        except pytest.skip.Exception:
-            continue
-    assert len(errors) >= 20
+    """The v0.19 rows on one stage: 0.2 % in the mean."""
+    errors = [abs(_pool_error(row)) for row in _of_0_19()]
+    assert len(errors) >= 30
     assert mean(errors) < 0.002
