@@ -121,3 +121,37 @@ def capacity_report(answer: Answer) -> str:
     lines = [answer["kv_cache_line"], f"KV pool: {answer['kv_pool_provenance']}"]
     lines += [*_card(answer), *_holds(answer), *_options(answer)]
     return "\n".join(lines)
+
+
+def _number(what: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if "GiB" in what or what in {"concurrency", "utilization"}:
+        return f"{value:,.2f}"
+    return f"{value:,.0f}"
+
+
+def log_report(answer: Answer) -> str:
+    """Answer the report of ``kvsim capacity --from-log``: said and computed, then findings."""
+    lines: list[str] = []
+    for number, start in enumerate(answer["starts"], 1):
+        title = f"start {number}" if len(answer["starts"]) > 1 else "the server"
+        parts = (start["name"], start["engine"], start["version"], start["model"], start["gpu"])
+        lines += [f"{title}: {', '.join(part for part in parts if part)}"]
+        rows = [
+            (
+                line["what"],
+                str(line["line"]),
+                _number(line["what"], line["said"]),
+                _number(line["what"], line["ours"]),
+                "" if line["percent"] is None else f"{line['percent']:+.2f}",
+                line["origin"],
+            )
+            for line in start["lines"]
+        ]
+        if rows:
+            lines.append(_table(("figure", "line", "said", "computed", "% off", "from"), rows))
+        lines += [f"note: {note}" for note in start["notes"]]
+        lines.append("")
+    lines += [f"- {finding}" for finding in answer["findings"]]
+    return "\n".join(lines).rstrip()

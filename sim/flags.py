@@ -92,6 +92,12 @@ class _Capacity(_Command):
     )
     own = (
         click.Option(
+            ["--from-log"],
+            metavar="FILE",
+            help="Start-up log of a server: what it said beside what is computed, line by line. "
+            "Model and settings are the log's unless flags say otherwise.",
+        ),
+        click.Option(
             ["--mean-len"],
             metavar="INT",
             help="Tokens that a request holds on average [default: --max-model-len].",

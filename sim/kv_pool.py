@@ -222,10 +222,10 @@ def groups_of(config: RunConfig, model: ModelSpec) -> CacheGroups:
             kv_cache_dtype=config.cache.kv_cache_dtype,
             ratio=memory_rules(config.cache.vllm_version).group_ratio,
         )
-        if not groups.block_size:
-            raise ConfigError("no layer keeps keys and values of tokens, so that no length binds")
     except ConfigError as error:
         raise ConfigError(f"--model {model.name}: {error}") from None
+    if not groups.block_size:
+        raise ConfigError(f"--model {model.name}: no layer keeps keys and values of tokens")
     return groups
 
 

@@ -18,7 +18,7 @@ from sim.capacity import (
     lengths_of,
     options,
 )
-from sim.capacity_report import capacity_report
+from sim.capacity_report import capacity_report, log_report
 from sim.commands.common import given_by, load_trace, print_json, say
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
@@ -27,7 +27,10 @@ from sim.kv_pool import KVPool, kv_cache_lines, pool_of
 from sim.kv_spec import check_tensor_parallel
 from sim.models import get_model
 from sim.options import Setting
+from sim.reconcile import reconcile_log
+from sim.server_log import read_server_log
 from sim.settings import FLAG_RANK, Given, convert, resolve
+from workloads.errors import plain
 
 
 def _own(values: dict[str, Any], name: str, least: int) -> int | None:
@@ -48,6 +51,8 @@ def capacity(values: dict[str, Any]) -> int:
     Raises:
         ConfigError, TraceError: what cannot be used or does not fit.
     """
+    if values["from_log"] is not None:
+        return _from_log(values)
     resolved = resolve(given_by(values), shipped_workload=False, runs=False)
     users = _own(values, "users", 1)
     mean_len = _own(values, "mean_len", 1)
@@ -63,6 +68,34 @@ def capacity(values: dict[str, Any]) -> int:
         print_json(answer)
     else:
         click.echo(capacity_report(answer))
+    return 0
+
+
+def _from_log(values: dict[str, Any]) -> int:
+    """Print what a server's log says beside what is computed; answer the exit code.
+
+    Raises:
+        ConfigError: flags that cannot be used, a file that cannot be read or says nothing of memory.
+    """
+    for name in ("users", "mean_len", "prefix_len", "trace"):
+        if values[name] is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} and --from-log: the log is reconciled only; leave one out")
+    path = values["from_log"]
+    log = read_server_log(path, "--from-log")
+    given = given_by(values)
+    json = given.pop("json", None)
+    starts, findings = reconcile_log(log, given, plain(path))
+    if not findings and not any(start["lines"] for start in starts):
+        raise ConfigError(
+            f"--from-log {plain(path)}: nothing about memory in {log.num_lines:,} lines; expected "
+            "the start-up log of vLLM, SGLang or TensorRT-LLM"
+        )
+    answer = {"log": plain(path), "starts": starts, "findings": findings}
+    if json is not None:
+        print_json(answer)
+    else:
+        click.echo(log_report(answer))
     return 0
 
 
