@@ -19,6 +19,9 @@ SUFFIXES = ("-Instruct", "-instruct", "-it", "-chat", "-Chat")
 """Ends of a name under which the model has the shapes of the name without."""
 
 
+WORDINGS = {"0.28 or later": "0.33", "0.21 or later": "0.33", "V0": "0.11"}
+"""``--vllm-version`` by what the wording of a log tells of it; 0.19 by any other."""
+
 Answer = dict[str, Any]
 
 
@@ -66,6 +69,14 @@ def named_model(name: str) -> str | None:
     return None
 
 
+def named_gpu(name: str) -> str | None:
+    """Answer the GPU here that a log's *name* means; None if there is none."""
+    try:
+        return None if name.lower().endswith(".toml") else get_gpu(name).name
+    except ConfigError:
+        return None
+
+
 def settings_of(startup: Startup, where: str) -> tuple[dict[str, Given], list[str]]:
     """Answer the settings that *startup* tells, and what the user should know of them."""
     given: dict[str, Given] = {}
@@ -76,26 +87,25 @@ def settings_of(startup: Startup, where: str) -> tuple[dict[str, Given], list[st
             shown = f"{where}: line {word.line}"
             given[name] = Given(word.value if value is None else value, FILE_RANK, shown)
 
-    if startup.model is not None:
-        model = named_model(str(startup.model.value))
-        if model is None:
-            notes.append(
-                f"line {startup.model.line}: the model {startup.model.value} is not known here: "
-                "add --model with a preset or a config.json"
-            )
+    for name, word, known in (
+        ("model", startup.model, named_model),
+        ("gpu", startup.gpu, named_gpu),
+    ):
+        if word is None:
+            continue
+        found = known(str(word.value))
+        if found is None:
+            notes.append(f"line {word.line}: {word.value} is not known here: add --{name}")
         else:
-            take("model", startup.model, model)
-    if startup.gpu is not None:
-        try:
-            take("gpu", startup.gpu, get_gpu(str(startup.gpu.value)).name)
-        except ConfigError:
-            notes.append(f"line {startup.gpu.line}: the GPU {startup.gpu.value} is not known here")
+            take(name, word, found)
     if startup.total_gib:
         total = most(startup.total_gib)
         assert total is not None, "there are some"
         take("gpu_memory_gib", Word(total.value, total.line))
     if startup.version is not None:
         take("vllm_version", startup.version, rules_of(str(startup.version.value)))
+    elif startup.wording is not None:
+        take("vllm_version", startup.wording, WORDINGS.get(startup.wording.value, "0.19"))
     take("max_model_len", startup.max_model_len)
     if startup.engine == "vllm":
         take("gpu_memory_utilization", startup.gpu_memory_utilization)
@@ -340,6 +350,9 @@ def _compared(
     named = startup.model is not None and "model" not in flags
     if named and startup.model is not None and startup.model.value != answer["model"]:
         notes.append(f"{startup.model.value} is computed as {answer['model']}")
+    if startup.engine == "vllm":
+        said = "" if startup.version is not None else "no version is said: "
+        notes.append(f"{said}memory as vLLM {config.cache.vllm_version} counts it")
     if gpu is None:
         notes.append("no GPU is named: add --gpu to compare activation, non-torch and the cache")
     notes += missing

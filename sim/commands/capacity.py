@@ -75,7 +75,7 @@ def _from_log(values: dict[str, Any]) -> int:
     """Print what a server's log says beside what is computed; answer the exit code.
 
     Raises:
-        ConfigError: flags that cannot be used, a file that cannot be read or says nothing of memory.
+        ConfigError: flags that cannot be used, a file that is unreadable or says nothing of memory.
     """
     for name in ("users", "mean_len", "prefix_len", "trace"):
         if values[name] is not None:

@@ -182,3 +182,42 @@ def test_imports_little() -> None:
     heavy = {"numpy", "pandas", "matplotlib", "pyarrow", "simpy", "tqdm", "tabulate"}
     imported = _imported("capacity", *H100, "--users", "500")
     assert not imported & heavy
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "line"),
+    [
+        (
+            "gemma-2-27b-it",
+            ("--kv-cache-memory-bytes", str(round(20.594 * 2**30)), "--vllm-version", "0.19"),
+            "GPU KV cache size: 58,672 tokens, Maximum concurrency for 8,192 tokens per request: "
+            "7.16x",
+        ),
+        (
+            "gpt-oss-20b",
+            ("--num-gpu-blocks-override", "1000", "--max-num-batched-tokens", "1024"),
+            "GPU KV cache size: 14,003 tokens, Maximum concurrency for 8,192 tokens per request: "
+            "1.71x",
+        ),
+    ],
+)
+def test_windows_have_block_tables_of_their_own(
+    kvsim: Kvsim, model: str, flags: tuple[str, ...], line: str
+) -> None:
+    """Gemma: as a server logged; gpt-oss: 512 blocks of the full layers and 73 of the window."""
+    done = kvsim("capacity", "--model", model, *H100, "--max-num-batched-tokens", "8192", *flags)
+    assert done.out.splitlines()[0] == line
+    assert "block tables from one pool" in done.err
+
+
+def test_states_take_blocks_whatever_the_length(kvsim: Kvsim) -> None:
+    flags = ("--model", "Qwen3-Next-80B-A3B-Instruct", "--gpu", "H100", "-tp", "4")
+    short = answer(kvsim, *flags, "--mean-len", "1")
+    states = [table for table in short["block_tables"] if table["kind"] == "state"]
+    assert short["lengths"]["blocks"] == 1 + 2 * len(states)
+
+
+def test_blocks_that_are_not_modelled_are_refused_in_a_line(kvsim: Kvsim) -> None:
+    done = kvsim("capacity", "--model", "DeepSeek-V4-Pro", "--gpu", "H200", "-tp", "8")
+    assert done.code == 2
+    assert done.err.splitlines()[-1].endswith("blocks of compressed KV are not modelled")

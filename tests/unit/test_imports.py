@@ -23,7 +23,7 @@ LAYERS = (
     ("scheduler_output", "options", "refusal", "modelled"),
     ("scheduler",),
     ("settings",),
-    ("metrics", "capacity"),
+    ("metrics", "capacity", "reconcile"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
