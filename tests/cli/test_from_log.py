@@ -25,9 +25,9 @@ INFO 04-02 10:00:20 [kv_cache.py:1319] Maximum concurrency for 8,192 tokens per 
 
 REFUSED = """\
 INFO 10-31 03:27:49 [gpu_worker.py:298] Available KV cache memory: 1.71 GiB
-ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB KV \
-cache is needed, which is larger than the available KV cache memory (1.71 GiB). Based on the available \
-memory, the estimated maximum model length is 46528.
+ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB \
+KV cache is needed, which is larger than the available KV cache memory (1.71 GiB). Based on \
+the available memory, the estimated maximum model length is 46528.
 """
 
 
