@@ -271,10 +271,13 @@ def reconcile(
     return lines, list(dict.fromkeys(notes))
 
 
-def token_bytes(config: RunConfig) -> float:
-    """Answer the bytes of a token on one card, for `sim.server_log.explain`."""
+def token_bytes(config: RunConfig) -> float | None:
+    """Answer the bytes of a token on one card; None where tokens do not tell the bytes."""
+    model = get_model(config.model.model)
+    if not model.layout.is_uniform:
+        return None
     return kv_bytes_per_token(
-        get_model(config.model.model),
+        model,
         tensor_parallel_size=config.model.tensor_parallel_size,
         kv_cache_dtype=config.cache.kv_cache_dtype,
     )
@@ -350,6 +353,12 @@ def _compared(
     named = startup.model is not None and "model" not in flags
     if named and startup.model is not None and startup.model.value != answer["model"]:
         notes.append(f"{startup.model.value} is computed as {answer['model']}")
+    quantized = startup.setting("quantization")
+    if quantized is not None:
+        notes.append(
+            f"line {quantized.line}: quantization {quantized.value}: weights are computed as the "
+            "model's own configuration has them"
+        )
     if startup.engine == "vllm":
         said = "" if startup.version is not None else "no version is said: "
         notes.append(f"{said}memory as vLLM {config.cache.vllm_version} counts it")

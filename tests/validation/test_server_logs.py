@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from sim.reconcile import reconcile_log
 from sim.server_log import ServerLog, Startup, explain, read_server_log
 from sim.server_log.records import Said, Word
+from sim.settings import FLAG_RANK, Given
 
 LOGS = [
     "01_llama31-8b_rtx3090",
@@ -172,3 +174,30 @@ def test_the_question_of_the_log_is_answered(shared: Path, name: str) -> None:
 def test_the_worker_that_was_not_printed_binds(shared: Path) -> None:
     log, _ = _load(shared, "04_r1-distill-qwen14b_2x4090")
     assert "take 7.46 GiB, less than the 8.69" in " ".join(explain(log, bytes_per_token=98304))
+
+
+@pytest.mark.parametrize(
+    "model", [None, "Llama-3.1-8B", "gpt-oss-120b", "Qwen3-Next-80B-A3B-Instruct"]
+)
+@pytest.mark.parametrize("name", LOGS)
+def test_every_log_can_be_reconciled(shared: Path, name: str, model: str | None) -> None:
+    """With any model and card: what the log says stays, and nothing is raised."""
+    log, _ = _load(shared, name)
+    flags = {} if model is None else {"model": model, "gpu": "H100"}
+    given = {key: Given(value, FLAG_RANK, f"--{key}") for key, value in flags.items()}
+    starts, findings = reconcile_log(log, given, name)
+    assert len(starts) == len(log.startups)
+    assert findings
+    for startup, start in zip(log.startups, starts, strict=True):
+        if (kv := startup.kv_cache_gib) is not None:
+            lines = [line for line in start["lines"] if line["what"] == "KV cache, GiB"]
+            assert [(line["said"], line["line"]) for line in lines] == [(kv.value, kv.line)]
+
+
+def test_the_refusal_of_gpt_oss_is_computed(shared: Path) -> None:
+    log, _ = _load(shared, "10_gpt-oss-120b_h100_refused")
+    flags = {"model": "gpt-oss-120b", "max_num_batched_tokens": 1024}
+    given = {key: Given(value, FLAG_RANK, f"--{key}") for key, value in flags.items()}
+    (start,), _ = reconcile_log(log, given, "log")
+    (needed,) = [line for line in start["lines"] if line["what"] == "a longest request, GiB"]
+    assert (needed["said"], round(needed["ours"], 2)) == (4.54, 4.54)
