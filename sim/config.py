@@ -14,6 +14,8 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 Reservation = Literal["max", "pow2", "oracle"]
 NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Gib = Annotated[float, Meta(gt=0, le=65536)]
 
 
 class _Concern(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +44,22 @@ class LoadConfig(_Concern, frozen=True):
 class ModelConfig(_Concern, frozen=True):
     """Which model runs on which GPU."""
 
-    model: Annotated[str, Meta(description="Model name.")] = "meta-llama/Llama-3.1-8B"
-    gpu: Annotated[str, Meta(description="GPU name.")] = "A100-40"
+    model: Annotated[
+        str,
+        Meta(
+            description="Model name, or the path of a config.json of Hugging Face or of its folder."
+        ),
+    ] = "meta-llama/Llama-3.1-8B"
+    gpu: Annotated[
+        str, Meta(description="GPU name, or a TOML file with the keys of sim/data/gpus.toml.")
+    ] = "A100-40"
+    gpu_memory_gib: Annotated[
+        Gib | None,
+        Meta(
+            description="GiB that a program sees of the GPU, instead of what is known of it "
+            "(kvsim only).",
+        ),
+    ] = None
     tensor_parallel_size: Annotated[
         PositiveInt,
         Meta(
@@ -92,13 +108,19 @@ class CacheConfig(_Concern, frozen=True):
         Meta(description="Type of an element of the KV cache; auto is the model's."),
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        float,
+        Share | None,
         Meta(
-            gt=0,
-            le=1,
-            description="Share of GPU memory to use, weights and activations included.",
+            description="Share of GPU memory to use, weights and activations included "
+            "[default: 0.92; 0.9 before vLLM 0.21].",
         ),
-    ] = 0.92
+    ] = None
+    vllm_version: Annotated[
+        Literal["0.33", "0.19", "0.11"],
+        Meta(
+            description="vLLM whose accounting of memory sizes the pool (kvsim only); decisions "
+            "are 0.33's."
+        ),
+    ] = "0.33"
     kv_cache_memory_bytes: Annotated[
         NumBytes | None,
         Meta(description="Bytes for the KV cache; overrides --gpu-memory-utilization."),

@@ -1,5 +1,6 @@
 """What the command line accepts, in click's terms; the commands' work is imported when one runs."""
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -8,7 +9,7 @@ from sim.errors import ConfigError
 from workloads.errors import did_you_mean, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sim.options import Setting
 
@@ -32,20 +33,30 @@ def execute(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
 
 
-def _option(setting: "Setting") -> click.Option:
-    """Answer the flag of *setting*; values stay text, `sim.settings` converts and checks them."""
+def _option(setting: "Setting", text: str | None = None) -> click.Option:
+    """Answer the flag of *setting*; values stay text, `sim.settings` converts and checks them.
+
+    *text* is its help, if not the setting's.
+    """
     names = [*SHORT_FLAGS.get(setting.name, ()), setting.flag]
     if setting.type is bool:
         names[-1] += f"/--no-{setting.flag[2:]}"
         shown = "on" if setting.default else "off"
-        return click.Option(names, default=None, help=f"{setting.help} [default: {shown}]")
+        return click.Option(names, default=None, help=f"{text or setting.help} [default: {shown}]")
     default = "" if setting.default is None else f" [default: {setting.default}]"
     metavar = "|".join(setting.choices) or getattr(setting.type, "__name__", "str").upper()
-    return click.Option(names, default=None, metavar=metavar, help=setting.help + default)
+    return click.Option(names, default=None, metavar=metavar, help=(text or setting.help) + default)
 
 
 class _Command(click.Command):
     """A command whose flags are made when it is asked for them: the list of commands needs none."""
+
+    only: "tuple[str, ...] | None" = None
+    """Names of the settings whose flags it has; None is all."""
+    own: "tuple[click.Option, ...]" = ()
+    """Flags that are no settings."""
+    helps: "Mapping[str, str]" = MappingProxyType({})
+    """Help of flags that mean something else here."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Answer every flag."""
@@ -57,8 +68,50 @@ class _Command(click.Command):
                 metavar="FILE",
                 help="JSON or TOML file with flags by name; flags win.",
             )
-            self.params = [config, *map(_option, settings())]
+            shown = [s for s in settings() if self.only is None or s.name in self.only]
+            self.params = [*self.own, config, *(_option(s, self.helps.get(s.name)) for s in shown)]
         return super().get_params(ctx)
+
+
+class _Capacity(_Command):
+    """``kvsim capacity``: the settings that decide the pool, and the question."""
+
+    only = (
+        "model", "gpu", "gpu_memory_gib", "tensor_parallel_size", "enable_expert_parallel",
+        "max_model_len", "block_size", "kv_cache_dtype", "gpu_memory_utilization", "vllm_version",
+        "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
+        "max_num_batched_tokens", "enforce_eager", "trace", "trace_format", "json",
+    )  # fmt: skip
+    helps = MappingProxyType(
+        {
+            "trace": "Trace whose lengths requests have, averaged over time.",
+            "max_model_len": "Longest prompt plus output, in tokens [default: the model's].",
+            "json": "Print the answer as JSON, not as text.",
+            "enforce_eager": "No CUDA graphs, and no memory for them.",
+        }
+    )
+    own = (
+        click.Option(
+            ["--from-log"],
+            metavar="FILE",
+            help="Start-up log of a server: what it said beside what is computed, line by line. "
+            "Model and settings are the log's unless flags say otherwise.",
+        ),
+        click.Option(
+            ["--mean-len"],
+            metavar="INT",
+            help="Tokens that a request holds on average [default: --max-model-len].",
+        ),
+        click.Option(
+            ["--prefix-len"], metavar="INT", help="Tokens of them that all requests share."
+        ),
+        click.Option(
+            ["--users"],
+            metavar="INT",
+            help="Requests to hold at once: which utilization, KV dtype, tensor parallelism or "
+            "number of cards does.",
+        ),
+    )
 
 
 _OUTPUT = ("-o", "--output")
@@ -128,7 +181,12 @@ _TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
 """The commands of ``kvsim tables``: help and parameters. Their values stay text."""
 
 
-def _command(name: str, function: "Callable[[dict[str, Any]], int]", doc: str) -> click.Command:
+def _command(
+    name: str,
+    function: "Callable[[dict[str, Any]], int]",
+    doc: str,
+    kind: type[_Command] = _Command,
+) -> click.Command:
     def callback(**values: Any) -> int:
         if extra := click.get_current_context().args:
             raise click.UsageError(
@@ -137,7 +195,7 @@ def _command(name: str, function: "Callable[[dict[str, Any]], int]", doc: str) -
             )
         return function(values)
 
-    return _Command(name, callback=callback, help=doc, context_settings={"allow_extra_args": True})
+    return kind(name, callback=callback, help=doc, context_settings={"allow_extra_args": True})
 
 
 def _run(values: dict[str, Any]) -> int:
@@ -150,6 +208,12 @@ def _compare(values: dict[str, Any]) -> int:
     from sim.commands.compare import compare  # noqa: PLC0415  # --help pays for no command
 
     return compare(values)
+
+
+def _capacity(values: dict[str, Any]) -> int:
+    from sim.commands.capacity import capacity  # noqa: PLC0415  # --help pays for no command
+
+    return capacity(values)
 
 
 def _tables() -> click.Group:
@@ -217,6 +281,14 @@ def _cli() -> click.Group:
             _compare,
             "Replay one trace through several KV allocators, side by side. Without arguments: a "
             "shipped workload, every allocator.",
+        )
+    )
+    group.add_command(
+        _command(
+            "capacity",
+            _capacity,
+            "Say how many blocks and requests a GPU holds, and what would hold more. Runs nothing.",
+            _Capacity,
         )
     )
     group.add_command(_tables())

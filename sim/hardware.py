@@ -2,14 +2,16 @@
 
 import functools
 import re
+import tomllib
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, FileError
 from sim.tables import load_table
-from workloads.errors import did_you_mean
+from workloads.errors import did_you_mean, plain, quote
 
 GIB = 2**30
 """Bytes in a GiB, the unit of every memory size shown to the user."""
@@ -28,6 +30,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
         l2_bytes: L2 cache, bytes; None if not known.
         nvlink_bandwidth: of one GPU to the others, one direction, bytes/s; None without NVLink.
         pcie_bandwidth: of one GPU, one direction, bytes/s; None if not known.
+        num_sms: streaming multiprocessors; None if not known.
+        usd_per_hour: a rough price; None if not known.
     """
 
     name: str
@@ -38,6 +42,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     l2_bytes: int | None = None
     nvlink_bandwidth: float | None = None
     pcie_bandwidth: float | None = None
+    num_sms: int | None = None
+    usd_per_hour: float | None = None
 
 
 def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:
@@ -45,6 +51,39 @@ def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:
     fields = dict(row)
     visible = round(fields.pop("memory_visible_gib") * GIB)
     return msgspec.convert({"name": name, "memory_visible_bytes": visible, **fields}, GpuSpec)
+
+
+def read_gpu_file(path: str) -> GpuSpec:
+    """Answer the GPU that a TOML file describes, as an entry of ``sim/data/gpus.toml`` does.
+
+    Needed are ``memory_visible_gib``, ``hbm_bandwidth`` and ``bf16_flops``; ``name`` is the file's
+    unless given.
+
+    Raises:
+        FileError: it cannot be read.
+        ConfigError: it is no TOML, or a key is missing, unknown or of the wrong kind.
+    """
+    shown = f"--gpu {plain(path)}"
+    try:
+        row = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{shown}: {error.strerror or error}; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{shown}: not TOML: {reason}") from None
+    known = {"memory_visible_gib", *GpuSpec.__struct_fields__} - {"memory_visible_bytes"}
+    for key in row:
+        if key not in known:
+            raise ConfigError(f"{shown}: key {quote(key)} is unknown; {did_you_mean(key, known)}")
+    for key in ("memory_visible_gib", "hbm_bandwidth", "bf16_flops"):
+        value = row.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            got = "nothing" if value is None else quote(value)
+            raise ConfigError(f"{shown}: key {key!r}: expected a number above 0, got {got}")
+    try:
+        return _gpu(str(row.pop("name", Path(path).stem)), {"source": "user's file", **row})
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{shown}: {error}") from None
 
 
 @functools.cache
@@ -68,14 +107,23 @@ def _words(name: str) -> list[str]:
     return [re.sub(r"^(\d+)gb$", r"\1", word) for word in words if not _LEFT_OUT.fullmatch(word)]
 
 
-def get_gpu(name: str) -> GpuSpec:
-    """Answer the GPU called *name*.
+def get_gpu(name: str, memory_gib: float | None = None) -> GpuSpec:
+    """Answer the GPU called *name*, or of the file where *name* ends in ``.toml``.
 
     Case, blanks, hyphens, underscores, ``GB`` after a number, ``SXM`` and ``NVIDIA`` do not matter.
+    *memory_gib* is its visible memory instead, in GiB (``--gpu-memory-gib``).
 
     Raises:
         ConfigError: no such GPU, with the nearest name and all of them; or several, with those.
     """
+    gpu = read_gpu_file(name) if name.lower().endswith(".toml") else _named_gpu(name)
+    if memory_gib is None:
+        return gpu
+    return msgspec.structs.replace(gpu, memory_visible_bytes=round(memory_gib * GIB))
+
+
+def _named_gpu(name: str) -> GpuSpec:
+    """Answer the GPU called *name*; see `get_gpu`."""
     wanted = re.sub(r"(sxm\d?|(?<=\d)gb)$", "", "".join(_words(name)))
     for known, gpu in _gpus().items():
         if wanted == "".join(_words(known)):

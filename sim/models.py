@@ -1,217 +1,52 @@
-"""Models by name: the shapes that memory and step time follow from."""
+"""Models by name, or by the path of their ``config.json``."""
 
 import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
 
 import msgspec
 
 from sim.errors import ConfigError
+from sim.hf_config import read_config, spec_of
+from sim.model_spec import (
+    ModelSpec,
+    ParameterCounts,
+    WeightPart,
+    check_model,
+    count_parameters,
+    parameter_counts,
+)
 from sim.tables import load_table
 from workloads.errors import did_you_mean
 
-PARAMETERS_TOLERANCE = 1e-3
-"""Relative; OPT's learned positions, which the shapes do not tell, are up to 0.08 %."""
-
-
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder-only transformer with full attention in every layer, dense or with experts.
-
-    Names follow Hugging Face's ``config.json``. A field of experts (``num_experts`` and on) is 0 in
-    a dense model, a field of latent attention (``kv_lora_rank`` and on) in a model without it.
-
-    Attributes:
-        name: Hugging Face id, ``organisation/model``.
-        num_hidden_layers: layers, every one with attention and an MLP.
-        hidden_size: width of the residual stream.
-        num_attention_heads: query heads of a layer.
-        num_key_value_heads: key and value heads of a layer; fewer than query heads under GQA.
-        head_dim: elements of one head; under latent attention those of one query head,
-            qk_nope_head_dim + qk_rope_head_dim.
-        intermediate_size: width inside the MLP of a dense layer.
-        vocab_size: rows of the embedding and of the output projection.
-        gated_mlp: the MLP multiplies a gate with an up projection (SwiGLU); else one projection.
-        tie_word_embeddings: input and output embeddings are one matrix.
-        qk_norm: every head of q and k is normalised, as in Qwen3.
-        num_experts: routed experts of a layer (``n_routed_experts``, ``num_local_experts``).
-        num_experts_per_tok: routed experts that a token goes through.
-        moe_intermediate_size: width inside one routed expert.
-        shared_expert_intermediate_size: width of all experts together that every token goes through
-            (DeepSeek's ``n_shared_experts * moe_intermediate_size``).
-        num_dense_layers: layers that keep a dense MLP, the first ones (``first_k_dense_replace``).
-        kv_lora_rank: width of the latent that stands for keys and values (MLA).
-        q_lora_rank: width of the latent that queries come from; 0 is none.
-        qk_rope_head_dim: elements of a query or key head with rotary embedding, for keys one head.
-        qk_nope_head_dim: elements of a query or key head without.
-        v_head_dim: elements of a value head.
-        max_position_embeddings: longest sequence in tokens that the model was made for.
-        num_parameters: matrices and embeddings; norms and biases left out.
-        dtype: of weights and KV cache, as ``torch_dtype`` spells it.
-        source: where the row was read.
-        note: what a user of the row should be told.
-    """
-
-    name: str
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    gated_mlp: bool
-    tie_word_embeddings: bool
-    qk_norm: bool = False
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    shared_expert_intermediate_size: int = 0
-    num_dense_layers: int = 0
-    kv_lora_rank: int = 0
-    q_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
-    qk_nope_head_dim: int = 0
-    v_head_dim: int = 0
-    max_position_embeddings: int
-    num_parameters: int
-    dtype: str
-    source: str
-    note: str = ""
-
-    @property
-    def is_moe(self) -> bool:
-        """Whether layers have routed experts."""
-        return self.num_experts > 0
-
-    @property
-    def has_dense_layers(self) -> bool:
-        """Whether layers have an MLP without experts."""
-        return not self.is_moe or self.num_dense_layers > 0
-
-    @property
-    def is_mla(self) -> bool:
-        """Whether attention is latent: one compressed vector a token stands for all KV heads."""
-        return self.kv_lora_rank > 0
-
-
-class ParameterCounts(NamedTuple):
-    """Elements of a model's matrices over all layers, by how tensor parallelism holds them.
-
-    Norms, biases and learned positions are left out.
-
-    Attributes:
-        embeddings: input and output embeddings, or the one that is both; split by vocabulary.
-        kv_projections: from the residual stream to keys and values; split by KV head.
-        replicated: latent down-projections and routers, which every rank holds.
-        split: the rest: by column or by row.
-    """
-
-    embeddings: int
-    kv_projections: int
-    replicated: int
-    split: int
-
-
-def parameter_counts(model: ModelSpec, *, active: bool = False) -> ParameterCounts:
-    """Answer the elements of *model*'s matrices; *active*: of those that one token goes through.
-
-    Which of them vLLM replicates: its ``ReplicatedLinear`` layers (``models/deepseek_v2.py``,
-    ``models/qwen3_moe.py``).
-    """
-    m, hidden = model, model.hidden_size
-    if m.is_mla:
-        query_dim = m.num_attention_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
-        kv_projections = 0
-        replicated = hidden * (m.q_lora_rank + m.kv_lora_rank + m.qk_rope_head_dim)
-        split = (
-            (m.q_lora_rank or hidden) * query_dim
-            + m.kv_lora_rank * m.num_attention_heads * (m.qk_nope_head_dim + m.v_head_dim)
-            + m.num_attention_heads * m.v_head_dim * hidden
-        )
-    else:
-        kv_projections = 2 * hidden * m.num_key_value_heads * m.head_dim
-        replicated = 0
-        split = 2 * hidden * m.num_attention_heads * m.head_dim
-    layers, dense_layers = m.num_hidden_layers, m.num_hidden_layers
-    mlp_matrices = 3 if m.gated_mlp else 2
-    experts = routers = 0
-    if m.is_moe:
-        dense_layers = m.num_dense_layers
-        num_experts = m.num_experts_per_tok if active else m.num_experts
-        width = num_experts * m.moe_intermediate_size + m.shared_expert_intermediate_size
-        experts = (layers - dense_layers) * mlp_matrices * hidden * width
-        routers = (layers - dense_layers) * hidden * m.num_experts
-    return ParameterCounts(
-        embeddings=(1 if m.tie_word_embeddings else 2) * m.vocab_size * hidden,
-        kv_projections=layers * kv_projections,
-        replicated=layers * replicated + routers,
-        split=layers * split + dense_layers * mlp_matrices * hidden * m.intermediate_size + experts,
-    )
-
-
-def count_parameters(model: ModelSpec, *, active: bool = False) -> int:
-    """Answer the elements of all matrices and embeddings that *model*'s shapes imply.
-
-    Norms, biases and learned positions are left out. *active*: of those that one token goes
-    through, embeddings in full.
-    """
-    return sum(parameter_counts(model, active=active))
-
-
-_POSITIVE = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "vocab_size", "max_position_embeddings", "num_parameters",
-)  # fmt: skip
-_MOE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-_MOE_OPTIONAL = ("shared_expert_intermediate_size", "num_dense_layers")
-_MLA = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-_MLA_OPTIONAL = ("q_lora_rank",)
-
-
-def _problems(m: ModelSpec) -> Iterator[str]:
-    """Answer what contradicts itself in *m*, worst first."""
-    at_least = dict.fromkeys(_POSITIVE, 1)
-    for needed, optional in ((_MOE, _MOE_OPTIONAL), (_MLA, _MLA_OPTIONAL)):
-        used = any(getattr(m, name) for name in (*needed, *optional))
-        at_least |= dict.fromkeys(needed, int(used)) | dict.fromkeys(optional, 0)
-    for name, least in at_least.items():
-        if getattr(m, name) < least:
-            yield f"{name} {getattr(m, name)}: expected at least {least}"
-            return  # what follows divides by them
-    if m.num_attention_heads % m.num_key_value_heads:
-        yield (
-            f"num_attention_heads {m.num_attention_heads}: expected a multiple of "
-            f"num_key_value_heads {m.num_key_value_heads}"
-        )
-    if m.num_experts_per_tok > m.num_experts:
-        yield f"num_experts_per_tok {m.num_experts_per_tok}: expected at most {m.num_experts}"
-    if m.is_moe and m.num_dense_layers >= m.num_hidden_layers:
-        yield f"num_dense_layers {m.num_dense_layers}: expected fewer than num_hidden_layers"
-    if m.is_mla and m.head_dim != m.qk_nope_head_dim + m.qk_rope_head_dim:
-        yield f"head_dim {m.head_dim}: expected qk_nope_head_dim + qk_rope_head_dim"
-    implied = count_parameters(m)
-    if abs(m.num_parameters - implied) > PARAMETERS_TOLERANCE * implied:
-        yield f"num_parameters {m.num_parameters}: the shapes imply {implied}"
-
-
-def check_model(model: ModelSpec) -> None:
-    """Check that the shapes of *model* agree with each other and with its number of parameters.
-
-    Raises:
-        ConfigError: they do not; the message has the field and what was expected.
-    """
-    problem = next(_problems(model), None)
-    if problem is not None:
-        raise ConfigError(f"model {model.name}: {problem}")
+__all__ = [
+    "ModelSpec",
+    "ParameterCounts",
+    "WeightPart",
+    "check_model",
+    "count_parameters",
+    "get_model",
+    "model_names",
+    "parameter_counts",
+]
 
 
 @functools.cache
 def _models() -> dict[str, ModelSpec]:
-    """Answer every model of ``sim/data/models.toml`` by its name, each checked."""
+    """Answer every model of ``sim/data`` by its name, each checked.
+
+    ``models.toml`` has those whose layers are alike and whose weights are in 16 bits, by their
+    shapes; ``configs.toml`` the others, by the fields of their ``config.json`` that matter.
+    """
     rows = load_table("models")
     models = {name: msgspec.convert({"name": name, **row}, ModelSpec) for name, row in rows.items()}
     for model in models.values():
         check_model(model)
+    for name, row in load_table("configs").items():
+        spec = spec_of(
+            row["config"], name=name, where=f"configs.toml: {name}", source=row["source"]
+        )
+        notes = [note for note in (row.get("note", ""), spec.note) if note]
+        models[name] = msgspec.structs.replace(spec, note="; ".join(notes))
     return models
 
 
@@ -223,11 +58,27 @@ def model_names() -> list[str]:
 def get_model(name: str) -> ModelSpec:
     """Answer the model called *name*: its full id, or what follows the slash, in any case.
 
+    Any other name that ends in ``.json``, begins like a path or is there is the path of a
+    ``config.json``, or of a folder with one.
+
     Raises:
-        ConfigError: no such model; the message has the nearest name and all of them.
+        ConfigError: no such model, with the nearest name and all of them; or a configuration that
+            cannot be read or used (`read_config`).
     """
     wanted = name.strip().lower()
     for full, model in _models().items():
         if wanted in (full.lower(), full.lower().rpartition("/")[2]):
             return model
+    if _is_path(name):
+        return read_config(Path(name))
     raise ConfigError(f"--model {name!r} is unknown; {did_you_mean(name, model_names())}")
+
+
+def _is_path(name: str) -> bool:
+    """Whether *name*, which is no model's, means a file or folder."""
+    if name.lower().endswith(".json") or name.startswith(("/", "./", "../", "~", ".\\")):
+        return True
+    try:
+        return Path(name).exists() and name not in {"", "."}
+    except (OSError, ValueError):  # too long, or a null byte in it
+        return False

@@ -27,6 +27,8 @@ from sim.config import (
 )
 from sim.errors import ConfigError, FileError
 from sim.hardware import GIB, GpuSpec, get_gpu
+from sim.memory import memory_rules
+from sim.modelled import modelled_notes
 from sim.models import ModelSpec, get_model
 from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
@@ -138,14 +140,19 @@ def _parse(path: str, shown: str) -> Any:
         raise ConfigError(f"{shown}: not {suffix[1:].upper()}: {reason}") from None
 
 
-def resolve(given: Mapping[str, Given]) -> Resolved:
+def resolve(
+    given: Mapping[str, Given], *, shipped_workload: bool = True, runs: bool = True
+) -> Resolved:
     """Answer the configuration that *given* and the defaults make.
+
+    *shipped_workload*: without a trace the shipped one runs, whose requests are short. *runs*: what
+    allocators and step times do not model of the model is refused or noted.
 
     Raises:
         ConfigError: on the first value or combination that cannot be used.
     """
     values = {s.name: convert(s, given[s.name]) for s in settings() if s.name in given}
-    if "trace" not in given:
+    if shipped_workload and "trace" not in given:
         values.setdefault("max_model_len", SHIPPED_MAX_MODEL_LEN)
     notes: list[str] = []
     _choose_allocator(values, given, notes)
@@ -166,6 +173,9 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
         model = msgspec.structs.replace(model, max_model_len=spec.max_position_embeddings)
     assert model.max_model_len is not None
     cache = CacheConfig(**concern("cache"))
+    if cache.gpu_memory_utilization is None:
+        default = memory_rules(cache.vllm_version).utilization
+        cache = msgspec.structs.replace(cache, gpu_memory_utilization=default)
     if cache.block_size % KERNEL_BLOCK_SIZE and cache.allocator != "contiguous":
         notes.append(
             f"--block-size {cache.block_size}: simulated, but FlashAttention and Triton kernels "
@@ -174,12 +184,21 @@ def resolve(given: Mapping[str, Given]) -> Resolved:
     if cache.allocator == "contiguous" and not scheduler.scheduler_reserve_full_isl:
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
+    timing = TimingConfig(**concern("timing"))
+    if runs:
+        notes += modelled_notes(
+            spec,
+            max_model_len=model.max_model_len,
+            prices_kernels=timing.step_time == "roofline",
+        )
     run = RunConfig(
         load=LoadConfig(**concern("load")),
         model=model,
         cache=cache,
-        scheduler=_complete(scheduler, get_gpu(model.gpu), model.max_model_len),
-        timing=TimingConfig(**concern("timing")),
+        scheduler=_complete(
+            scheduler, get_gpu(model.gpu, model.gpu_memory_gib), model.max_model_len
+        ),
+        timing=timing,
     )
     return Resolved(run, OutputConfig(**concern("output")), notes)
 
@@ -268,6 +287,8 @@ def _note_overridden(given: Mapping[str, Given], notes: list[str]) -> None:
     ways = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     present = [given[way] for way in ways if way in given]
     notes += [f"{loser.shown} has no effect: {present[0].shown} wins" for loser in present[1:]]
+    if "num_gpu_blocks_override" in given and "vllm_version" in given:
+        notes.append(f"{given['vllm_version'].shown} has no effect: {present[0].shown} wins")
 
 
 def _idle_settings(

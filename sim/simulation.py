@@ -14,7 +14,8 @@ from sim.config import RunConfig
 from sim.engine import Engine
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.kv_spec import KVPool, check_tensor_parallel, size_kv_pool
+from sim.kv_pool import KVPool, pool_of
+from sim.kv_spec import check_tensor_parallel
 from sim.metrics import Recorder
 from sim.models import get_model
 from sim.scheduler import Scheduler
@@ -69,24 +70,14 @@ class Simulation:
             )
         assert model.max_model_len is not None, "resolved"
         assert scheduler.max_num_seqs is not None, "resolved"
-        model_spec, gpu_spec = get_model(model.model), get_gpu(model.gpu)
+        model_spec = get_model(model.model)
+        gpu_spec = get_gpu(model.gpu, model.gpu_memory_gib)
         check_tensor_parallel(
             model_spec,
             model.tensor_parallel_size,
             enable_expert_parallel=model.enable_expert_parallel,
         )
-        pool = size_kv_pool(
-            model_spec if cache.num_gpu_blocks_override is None else None,
-            gpu_spec,
-            block_size=cache.block_size,
-            gpu_memory_utilization=cache.gpu_memory_utilization,
-            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-            num_gpu_blocks_override=cache.num_gpu_blocks_override,
-            max_model_len=model.max_model_len,
-            max_num_seqs=scheduler.max_num_seqs,
-            tensor_parallel_size=model.tensor_parallel_size,
-            kv_cache_dtype=cache.kv_cache_dtype,
-        )
+        pool = pool_of(config, model_spec, gpu_spec)
         self.allocator: Allocator = ALLOCATORS[cache.allocator](
             cache, scheduler, pool, model.max_model_len
         )

@@ -15,7 +15,7 @@ from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocator
 from sim.config import RunConfig
 from sim.errors import CapacityError
-from sim.kv_spec import size_kv_pool
+from sim.kv_pool import engine_of, size_kv_pool
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, resolve
 from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
@@ -92,14 +92,13 @@ def make_allocator(config: RunConfig) -> Allocator:
     """Answer the allocator of *config* on its own."""
     cache, scheduler = config.cache, config.scheduler
     assert config.model.max_model_len is not None
-    assert scheduler.max_num_seqs is not None
     pool = size_kv_pool(
         None,
         None,
+        engine_of(config),
         block_size=cache.block_size,
         num_gpu_blocks_override=cache.num_gpu_blocks_override,
         max_model_len=config.model.max_model_len,
-        max_num_seqs=scheduler.max_num_seqs,
     )
     return ALLOCATORS[str(cache.allocator)](cache, scheduler, pool, config.model.max_model_len)
 

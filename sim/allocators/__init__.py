@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sim.allocators.base import Allocator
     from sim.config import CacheConfig, SchedulerConfig
-    from sim.kv_spec import KVPool
+    from sim.kv_pool import KVPool
 
     Factory = Callable[[CacheConfig, SchedulerConfig, KVPool, int], Allocator]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sim.allocators.base import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats, require_equal
 from sim.config import CacheConfig, SchedulerConfig
-from sim.kv_spec import KVPool, check_max_model_len
+from sim.kv_pool import KVPool, check_max_model_len
 from sim.request import Request
 
 

@@ -16,7 +16,7 @@ from sim.allocators.base import (
 )
 from sim.allocators.ring import DecodeRing
 from sim.config import CacheConfig, SchedulerConfig
-from sim.kv_spec import NULL_BLOCKS, KVPool, check_max_model_len
+from sim.kv_pool import NULL_BLOCKS, KVPool, check_max_model_len
 from sim.request import Request
 
 

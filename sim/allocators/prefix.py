@@ -16,7 +16,7 @@ from sim.allocators.base import require_equal
 from sim.allocators.block_cache import BlockCache, Keys, PrefixKeys
 from sim.allocators.paged import PagedAllocator
 from sim.config import CacheConfig, SchedulerConfig
-from sim.kv_spec import NULL_BLOCKS, KVPool
+from sim.kv_pool import NULL_BLOCKS, KVPool
 from sim.request import Request, RequestStatus
 from workloads.record import IntArray
 

@@ -5,19 +5,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import msgspec
 
 from sim.config import LoadConfig
-from sim.metrics import Recorder
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, read_config_file
-from sim.simulation import RunResult, Simulation
-from workloads.readers import read_trace
-from workloads.record import Trace
-from workloads.samples import CONVERSATION
+
+if TYPE_CHECKING:  # `kvsim capacity` runs nothing, and reads a trace only if it is given one
+    from sim.metrics import Recorder
+    from sim.simulation import RunResult, Simulation
+    from workloads.record import Trace
 
 
 def given_by(values: dict[str, Any]) -> dict[str, Given]:
@@ -29,7 +29,7 @@ def given_by(values: dict[str, Any]) -> dict[str, Given]:
     config = values["config"]
     given = read_config_file(config) if config is not None else {}
     for setting in settings():
-        value = values[setting.name]
+        value = values.get(setting.name)
         if value is not None:
             flag = f"--no-{setting.flag[2:]}" if value is False else setting.flag
             given[setting.name] = Given(value, FLAG_RANK, flag)
@@ -46,8 +46,11 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
-def load_trace(load: LoadConfig, notes: list[str]) -> Trace:
+def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
     """Read the trace and say on stderr what the user should know before the run."""
+    from workloads.readers import read_trace  # noqa: PLC0415  # see above
+    from workloads.samples import CONVERSATION  # noqa: PLC0415  # see above
+
     if load.trace is None:
         # Its name without the place of installation: results do not depend on that.
         trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
@@ -58,7 +61,7 @@ def load_trace(load: LoadConfig, notes: list[str]) -> Trace:
     return trace
 
 
-def simulate(simulation: Simulation, block_tables: TextIO | None = None) -> RunResult:
+def simulate(simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
     """Run *simulation*, with a progress bar if it takes long."""
     result = simulation.result
     with _progress(result.trace, result.config.label, result.recorder) as update:
@@ -66,7 +69,7 @@ def simulate(simulation: Simulation, block_tables: TextIO | None = None) -> RunR
 
 
 @contextmanager
-def _progress(trace: Trace, label: str, recorder: Recorder) -> Iterator[Callable[[], None]]:
+def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
     """Lend a callback that shows on stderr how many requests are done, once a run takes long."""
     wait = 1.0 if sys.stderr.isatty() else 10.0
     start = time.time()

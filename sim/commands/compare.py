@@ -7,7 +7,7 @@ import click
 from sim.commands.common import given_by, load_trace, print_json, say, simulate
 from sim.comparison import comparison_report, comparison_rows
 from sim.errors import CapacityError, ConfigError
-from sim.kv_spec import kv_cache_lines
+from sim.kv_pool import kv_cache_lines
 from sim.report import provenance
 from sim.results import make_output_dir, write_comparison, write_run
 from sim.settings import FILE_RANK, FLAG_RANK, Given, Resolved, resolve

@@ -11,7 +11,7 @@ from sim.commands.common import given_by, load_trace, print_json, simulate
 from sim.config import OutputConfig
 from sim.errors import ConfigError
 from sim.files import atomic
-from sim.kv_spec import kv_cache_lines
+from sim.kv_pool import kv_cache_lines
 from sim.report import provenance, run_report
 from sim.results import make_output_dir, write_run
 from sim.settings import FLAG_RANK, resolve

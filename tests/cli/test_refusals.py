@@ -40,6 +40,9 @@ RUNS: list[tuple[list[str], int, list[str]]] = [
         2,
         ["--model 'llama-3.1'", "did you mean 'meta-llama/Llama-3.1-8B'?"],
     ),
+    (["--model", "Qwen3.5-27B"], 2, ["48 state", "allocators here model keys and values of every"]),
+    (["--model", "DeepSeek-V3.2"], 2, ["61 index", "expected --step-time linear:"]),
+    (["--model", "none/config.json"], 1, ["none/config.json: No such file or directory"]),
     (["--gpu", "H10"], 2, ["--gpu 'H10' is unknown; did you mean 'H100'?"]),
     (["--allocator", "pagged"], 2, ["--allocator: unknown value 'pagged'; did you mean 'paged'?"]),
     (["--allocator", "reserve-foo"], 2, ["--allocator", "did you mean 'reserve-", "reserve-max"]),
@@ -271,7 +274,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sim.commands.common.read_trace", interrupted)
+    monkeypatch.setattr("workloads.readers.read_trace", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err.strip() == "kvsim: interrupted"
 

@@ -462,3 +462,34 @@ def test_termination_leaves_no_temporary_file(busy_trace: Path, tmp_path: Path) 
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1] == "kvsim: interrupted"
     assert not list(folder.iterdir())
+
+
+SLIDING = {
+    "model_type": "mistral",
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+    "sliding_window": 128,
+}
+
+
+def test_a_model_by_the_path_of_its_configuration(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    """Four layers of 2 heads of 64: 2,048 bytes a token; the window is noted where it binds."""
+    (tmp_path / "config.json").write_text(json.dumps(SLIDING))
+    flags = ("--kv-cache-memory-bytes", str(2048 * 16 * 40), "--step-time", "constant:0.01")
+    out = tmp_path / "out"
+    for longest, notes, tokens in ((128, 0, 640), (200, 1, 615)):
+        done = kvsim("run", "--trace", busy_trace, "--model", tmp_path, *flags,
+                     "--max-model-len", str(longest), "-o", out)  # fmt: skip
+        assert done.code == 0, done.err
+        assert f"GPU KV cache size: {tokens} tokens" in done.out
+        windows = [note for note in done.notes if "windows are not modelled" in note]
+        assert len(windows) == notes
+    assert _json(out / "manifest.json")["config"]["model"] == str(tmp_path)

@@ -14,17 +14,20 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "models"),
-    ("kv_spec", "timing"),
+    ("hardware", "kv_layout", "server_log"),
+    ("model_spec",),
+    ("hf_config",),
+    ("models",),
+    ("kv_spec", "memory", "kv_pool", "timing"),
     ("allocators", "totals"),
-    ("scheduler_output", "options", "refusal"),
+    ("scheduler_output", "options", "refusal", "modelled"),
     ("scheduler",),
     ("settings",),
-    ("metrics",),
+    ("metrics", "capacity", "reconcile"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
-    ("summary", "results", "report"),
+    ("summary", "results", "report", "capacity_report"),
     ("comparison", "plots", "timing_report", "timing_plots"),
     ("commands",),
     ("flags",),
@@ -42,7 +45,9 @@ ROWS_ONLY = {
     "comparison": set[str](),
     "plots": set[str](),
 }
-COMMANDS = {f"sim/commands/{name}.py" for name in ("common", "run", "compare", "tables")}
+COMMANDS = {
+    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},

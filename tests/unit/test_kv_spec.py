@@ -8,26 +8,31 @@ import pytest
 
 from sim.errors import ConfigError
 from sim.hardware import GIB, get_gpu
+from sim.kv_pool import KVPool, check_max_model_len, kv_cache_lines, size_kv_pool
 from sim.kv_spec import (
-    KVPool,
     bytes_per_block,
-    check_max_model_len,
     check_tensor_parallel,
     dtype_bytes,
     kv_bytes_per_token,
-    kv_cache_lines,
     padded_vocab_size,
-    size_kv_pool,
     weight_bytes,
 )
+from sim.memory import Engine, memory_rules
 from sim.models import count_parameters, get_model, model_names, parameter_counts
 
 
 def pool_of(model: str | None, gpu: str | None, **settings: Any) -> KVPool:
+    engine = Engine(
+        max_num_seqs=settings.pop("max_num_seqs", 1024),
+        max_num_batched_tokens=settings.pop("max_num_batched_tokens", 8192),
+        tensor_parallel_size=settings.pop("tensor_parallel_size", 1),
+        rules=memory_rules(settings.pop("vllm_version", "0.33")),
+    )
     return size_kv_pool(
         get_model(model) if model else None,
         get_gpu(gpu) if gpu else None,
-        **{"block_size": 16, "max_model_len": 2048, "max_num_seqs": 1024, **settings},
+        engine,
+        **{"block_size": 16, "max_model_len": 2048, **settings},
     )
 
 
@@ -40,10 +45,22 @@ def test_opt_13b_is_the_paper_s_800_kib_a_token_and_15_7k_slots() -> None:
     assert pool.kv_cache_bytes == 12 * GIB
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib", "slots"),
+    [("opt-13b", 1, 12, 15_700), ("opt-66b", 4, 21.3, 9_700), ("opt-175b", 8, 264, 60_100)],
+)
+def test_slots_of_the_paper_s_table_1(name: str, gpus: int, gib: float, slots: int) -> None:
+    """KV memory of all GPUs; of OPT-66B 21 GiB are printed, which hold 9,557: rounded from 21.3."""
+    pool = pool_of(
+        name, None, kv_cache_memory_bytes=round(gib * GIB / gpus), tensor_parallel_size=gpus
+    )
+    assert pool.contiguous_slots == pytest.approx(slots, rel=0.003)
+
+
 def test_opt_13b_at_the_default_utilization_is_near_the_paper_s_slots() -> None:
-    """15,544 slots against 15.7K (1.2 % fewer), with other software and utilization."""
-    pool = pool_of("opt-13b", "A100-40", max_num_seqs=256)
-    assert pool.contiguous_slots == pytest.approx(15_700, rel=0.02)
+    """15,224 slots against 15.7K (3.0 % fewer), with other software and utilization."""
+    pool = pool_of("opt-13b", "A100-40", max_num_seqs=256, max_num_batched_tokens=2048)
+    assert pool.contiguous_slots == pytest.approx(15_700, rel=0.05)
 
 
 def test_llama_3_1_8b_in_40_gib() -> None:
@@ -88,16 +105,17 @@ def test_kv_bytes_per_token(name: str, expected: int) -> None:
 def test_pool_of_h100_agrees_with_logs(
     name: str, weights_gib: float, num_blocks: int, weights_error: float, error: float
 ) -> None:
-    pool = pool_of(name, "H100", gpu_memory_utilization=0.95, max_model_len=8192)
+    pool = pool_of(
+        name, "H100", gpu_memory_utilization=0.95, max_model_len=8192, vllm_version="0.19"
+    )
     assert weight_bytes(get_model(name)) / GIB == pytest.approx(weights_gib, rel=weights_error)
     assert pool.num_gpu_blocks == pytest.approx(num_blocks, rel=error)
 
 
-def test_pool_of_rtx_4090_misses_the_log_by_5_6_percent() -> None:
-    """LLMServingSim's vLLM 0.19.0 run: 2,588 blocks. Ours are 2,732, 5.6 % more: 0.28 GiB.
+def test_pool_of_rtx_4090_is_too_large() -> None:
+    """LLMServingSim's vLLM 0.19.0 run: 2,588 blocks. Ours are 7 % more: 0.34 GiB.
 
-    The activation was fitted at max_num_seqs 1024 and this run has 256, where what the sampler's
-    warm-up does not explain weighs more.
+    See ``tests/validation/test_vllm_logs.py`` for what it may be.
     """
     pool = pool_of(
         "Llama-3.1-8B",
@@ -105,9 +123,10 @@ def test_pool_of_rtx_4090_misses_the_log_by_5_6_percent() -> None:
         gpu_memory_utilization=0.9,
         max_model_len=32768,
         max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        vllm_version="0.19",
     )
-    assert pool.num_gpu_blocks == pytest.approx(2_588, rel=0.06)
-    assert pool.num_gpu_blocks > 2_588
+    assert 1.05 < pool.num_gpu_blocks / 2_588 < 1.08
 
 
 @pytest.mark.parametrize(
@@ -128,6 +147,7 @@ def test_pool_of_several_h100_agrees_with_logs(
         gpu_memory_utilization=0.95,
         max_model_len=8192,
         tensor_parallel_size=tensor_parallel_size,
+        vllm_version="0.19",
     )
     weights = weight_bytes(get_model(name), tensor_parallel_size)
     assert weights / GIB == pytest.approx(weights_gib, rel=0.01)
@@ -142,7 +162,12 @@ def test_pool_of_several_h100_agrees_with_logs(
 def test_pool_of_fp8_agrees_with_logs(name: str, num_blocks: int) -> None:
     """The same runs with ``--kv-cache-dtype fp8``."""
     pool = pool_of(
-        name, "H100", gpu_memory_utilization=0.95, max_model_len=8192, kv_cache_dtype="fp8"
+        name,
+        "H100",
+        gpu_memory_utilization=0.95,
+        max_model_len=8192,
+        kv_cache_dtype="fp8",
+        vllm_version="0.19",
     )
     assert pool.num_gpu_blocks == pytest.approx(num_blocks, rel=0.001)
     assert pool.provenance.endswith("; KV cache in fp8")
@@ -182,7 +207,7 @@ def test_kv_bytes_under_tensor_parallelism(name: str, per_token: list[int]) -> N
     assert got == per_token
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", [name for name in model_names() if not get_model(name).weights])
 def test_weights_of_all_gpus_are_the_weights_and_the_copies(name: str) -> None:
     model = get_model(name)
     padding = (padded_vocab_size(model) - model.vocab_size) * model.hidden_size
@@ -252,7 +277,7 @@ def test_whole_experts_are_shared_by_their_number() -> None:
 
 
 def test_a_refusal_for_memory_speaks_of_one_of_the_gpus() -> None:
-    message = "DeepSeek-V3 on each of 8 GPUs takes 161.98 GiB"
+    message = "DeepSeek-V3 on each of 8 GPUs takes 164.31 GiB"
     with pytest.raises(ConfigError, match=re.escape(message)):
         pool_of("DeepSeek-V3", "H200", tensor_parallel_size=8)
 
@@ -320,10 +345,14 @@ def test_kv_cache_bytes_win_over_utilization() -> None:
         (
             "opt-13b",
             "A100-40",
-            {"kv_cache_memory_bytes": 20 * GIB, "max_num_seqs": 256},
+            {
+                "kv_cache_memory_bytes": 20 * GIB,
+                "max_num_seqs": 256,
+                "vllm_version": "0.19",
+            },
             "--kv-cache-memory-bytes 21474836480 (20.00 GiB) does not fit: A100-40 has 39.56 GiB "
-            "visible, facebook/opt-13b takes 24.54 GiB of it (weights 23.94 + peak activation 0.34 "
-            "+ non-torch 0.26): 4.98 GiB short",
+            "visible, facebook/opt-13b takes 25.13 GiB of it (weights 23.94 + peak activation 0.94 "
+            "+ non-torch 0.25): 5.57 GiB short",
         ),
         *(
             (
@@ -339,21 +368,21 @@ def test_kv_cache_bytes_win_over_utilization() -> None:
             "H100",
             {"gpu_memory_utilization": 0.3},
             "--gpu-memory-utilization 0.3 of H100 is 23.76 GiB of 79.19 GiB visible, but "
-            "Qwen/Qwen3-32B takes 63.56 GiB (weights 61.02 + peak activation 2.28 + non-torch 0.26)"
-            ": weights do not fit, 37.27 GiB short; "
-            "a request of --max-model-len needs at least 0.81",
+            "Qwen/Qwen3-32B takes 64.12 GiB (weights 61.02 + peak activation 2.24 + non-torch 0.25 "
+            "+ CUDA graphs 0.61): weights do not fit, 37.27 GiB short; "
+            "a request of --max-model-len needs at least 0.82",
         ),
         (
             "Qwen3-32B",
             "H100",
             {"gpu_memory_utilization": 0.8},
-            "no KV cache is left; a request of --max-model-len needs at least 0.81",
+            "no KV cache is left; a request of --max-model-len needs at least 0.82",
         ),
         (
             "opt-13b",
             "RTX-4090",
             {"max_num_seqs": 256},
-            "weights do not fit, 2.30 GiB short; even 1.0 is 2.59 GiB short for a request of "
+            "weights do not fit, 2.30 GiB short; even 1.0 is 3.51 GiB short for a request of "
             "--max-model-len: take a larger --gpu",
         ),
     ],
@@ -367,9 +396,9 @@ def test_refusals(
 
 
 def test_the_smallest_utilization_that_is_advised_would_do() -> None:
-    pool = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.81)
+    pool = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.82)
     assert pool.num_gpu_blocks - 1 >= 2048 // 16
-    below = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.805)
+    below = pool_of("Qwen3-32B", "H100", gpu_memory_utilization=0.815)
     assert below.num_gpu_blocks - 1 < 2048 // 16
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from sim.allocators.base import HasBlockTables
 from sim.cli import main
-from sim.kv_spec import size_kv_pool
+from sim.kv_pool import size_kv_pool
+from sim.memory import Engine
 from sim.models import get_model
 from sim.request import make_requests
 from tests.checked import Driver, plain_run, replay, requests_of, steps_of
@@ -47,10 +48,10 @@ def test_orca_max_holds_seven_requests(placement: str) -> None:
     pool = size_kv_pool(
         model,
         None,
+        Engine(max_num_seqs=256, max_num_batched_tokens=2048),
         block_size=16,
         kv_cache_memory_bytes=12 * GIB,
         max_model_len=2048,
-        max_num_seqs=256,
     )
     assert pool.contiguous_slots == 12 * GIB // 819_200 == 15_728
     config = make_config(

@@ -272,6 +272,16 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Refused("--gpu-memory-utilization 1.5", 2, "--gpu-memory-utilization: expected"),
         Refused("--gpu-memory-utilization 0.01", 1, "weights do not fit"),
     ],
+    "vllm_version": [
+        Effect(CARD, "", "--vllm-version 0.19", ("kv_pool", "kv_cache_slots")),
+        Refused(f"{POOL} --vllm-version 0.19", 0, "0.19 has no effect"),
+        Refused("--vllm-version 0.2", 2, "--vllm-version: unknown value"),
+    ],
+    "gpu_memory_gib": [
+        Effect(CARD, "", "--gpu-memory-gib 60", ("kv_pool", "kv_cache_slots")),
+        Refused("--gpu-memory-gib 0", 2, "--gpu-memory-gib: expected"),
+        Refused("--gpu-memory-gib 16", 1, "weights do not fit"),
+    ],
     "kv_cache_memory_bytes": [
         Effect(CARD, "", "--kv-cache-memory-bytes 1G", ("kv_pool", "kv_cache_slots")),
         Refused(f"{POOL} --kv-cache-memory-bytes 1G", 0, "1G has no effect"),
