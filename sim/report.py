@@ -26,6 +26,10 @@ def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / 2**30
+
+
 def provenance(summaries: Sequence[Summary]) -> str:
     """Answer where sizes and times come from: the first lines of every report.
 
@@ -106,6 +110,9 @@ def _kv_lines(summary: Summary) -> list[str]:
         _line("Recomputed tokens:", summary["recomputed_tokens"]),
         _line("Allocation refusals:", summary["allocation_refusals"]),
         _line("Engine steps:", summary["num_steps"]),
+        _line("Largest activation of a step (GiB):", _gib(summary["max_activation_bytes"])),
+        _line("Room for activation (GiB):", _gib(summary["activation_room_bytes"])),
+        _line("Steps that overrun it (%):", summary["steps_overrun_pct"]),
     ]
     if summary["num_clipped_requests"]:
         lines.append(_line("Outputs cut at max_model_len:", summary["num_clipped_requests"]))

@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.columns import Columns, FloatArray
 from sim.gaps import PERCENTILES, GapStatistics
+from sim.overrun import Overrun, StepSizes
 from sim.request import UNSET
 from sim.simulation import RunResult
 from sim.timing.base import StepTimeModel
@@ -67,6 +68,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "num_clipped_requests": int(clipped.sum()),
         "refused": dict(sorted(Counter(result.recorder.refused.values()).items())),
         **_kv_section(result, totals),
+        **_overrun_section(spent.sizes.overrun(config, result.pool)),
         **spent.section(),
         "kv_pool_provenance": result.pool.provenance,
     }
@@ -110,6 +112,7 @@ class _Spent:
         self._step_time = step_time
         self._terms: dict[str, float] = {}
         self._num_outside = 0
+        self.sizes = StepSizes()
 
     def watch(self, chunks: Iterable[Columns]) -> Iterator[Columns]:
         """Answer *chunks* as they are, and note them."""
@@ -117,6 +120,7 @@ class _Spent:
             for term, seconds in self._step_time.split(rows).items():
                 self._terms[term] = self._terms.get(term, 0.0) + seconds
             self._num_outside += self._step_time.steps_outside(rows)
+            self.sizes.add(rows)
             yield rows
 
     def section(self) -> dict[str, Any]:
@@ -131,6 +135,17 @@ class _Spent:
             "timing_steps_outside": num_outside,
             "step_time_s": self._terms,
         }
+
+
+def _overrun_section(overrun: Overrun | None) -> dict[str, Any]:
+    """Answer what steps needed beside the KV cache; None of a model whose memory is not known."""
+    if overrun is None:
+        return dict.fromkeys(("activation_room_bytes", "max_activation_bytes", "steps_overrun_pct"))
+    return {
+        "activation_room_bytes": overrun.room_bytes,
+        "max_activation_bytes": overrun.max_activation_bytes,
+        "steps_overrun_pct": 100 * overrun.share,
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:

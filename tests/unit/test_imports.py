@@ -20,7 +20,7 @@ LAYERS = (
     ("models",),
     ("kv_spec", "memory", "kv_pool", "timing"),
     ("allocators", "totals"),
-    ("scheduler_output", "options", "refusal", "modelled"),
+    ("scheduler_output", "options", "refusal", "modelled", "overrun"),
     ("scheduler",),
     ("settings",),
     ("metrics", "capacity", "reconcile"),
