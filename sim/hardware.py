@@ -1,6 +1,7 @@
 """GPUs by name: memory that a program sees, the two peaks of the roofline, caches and links."""
 
 import functools
+import math
 import re
 import tomllib
 from itertools import accumulate
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.errors import ConfigError, FileError
+from sim.files import read_small
 from sim.tables import load_table
 from workloads.errors import did_you_mean, plain, quote
 
@@ -53,6 +55,13 @@ def _gpu(name: str, row: dict[str, Any]) -> GpuSpec:
     return msgspec.convert({"name": name, "memory_visible_bytes": visible, **fields}, GpuSpec)
 
 
+MAX_FILE_BYTES = 100_000
+"""Longest TOML file of a GPU."""
+
+MOST = {"memory_visible_gib": 65_536.0, "hbm_bandwidth": 1e15, "bf16_flops": 1e18}
+"""Beyond any card, and far from overflow: GiB, bytes/s, FLOP/s."""
+
+
 def read_gpu_file(path: str) -> GpuSpec:
     """Answer the GPU that a TOML file describes, as an entry of ``sim/data/gpus.toml`` does.
 
@@ -65,9 +74,11 @@ def read_gpu_file(path: str) -> GpuSpec:
     """
     shown = f"--gpu {plain(path)}"
     try:
-        row = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        row = tomllib.loads(read_small(Path(path), MAX_FILE_BYTES).decode())
     except OSError as error:
         raise FileError(f"{shown}: {error.strerror or error}; expected a TOML file") from None
+    except RecursionError:
+        raise ConfigError(f"{shown}: nested too deeply; expected keys and values") from None
     except (tomllib.TOMLDecodeError, UnicodeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown}: not TOML: {reason}") from None
@@ -77,9 +88,17 @@ def read_gpu_file(path: str) -> GpuSpec:
             raise ConfigError(f"{shown}: key {quote(key)} is unknown; {did_you_mean(key, known)}")
     for key in ("memory_visible_gib", "hbm_bandwidth", "bf16_flops"):
         value = row.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value <= MOST[key]
+        ):
             got = "nothing" if value is None else quote(value)
-            raise ConfigError(f"{shown}: key {key!r}: expected a number above 0, got {got}")
+            expected = f"a number above 0, at most {MOST[key]:g}"
+            raise ConfigError(f"{shown}: key {key!r}: expected {expected}, got {got}")
+    for key, number in row.items():
+        if isinstance(number, int | float) and not 0 <= number < math.inf:
+            raise ConfigError(f"{shown}: key {key!r}: expected 0 or more, got {quote(number)}")
     try:
         return _gpu(str(row.pop("name", Path(path).stem)), {"source": "user's file", **row})
     except msgspec.ValidationError as error:

@@ -26,6 +26,7 @@ from sim.config import (
     TimingConfig,
 )
 from sim.errors import ConfigError, FileError
+from sim.files import regular
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
@@ -128,7 +129,7 @@ def _parse(path: str, shown: str) -> Any:
     if suffix not in parsers:
         raise ConfigError(f"{shown}: expected a name ending in .json or .toml")
     try:
-        return parsers[suffix](Path(path).read_bytes().removeprefix(codecs.BOM_UTF8))
+        return parsers[suffix](regular(Path(path)).read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise FileError(
             f"{shown}: {error.strerror or error}; expected a file that can be read"

@@ -117,6 +117,11 @@ def _lengths(config: RunConfig, mean_len: int | None, prefix_len: int) -> Length
         lengths = fixed_length(mean_len or longest, prefix_len)
         if mean_len is None:
             lengths = lengths._replace(where="--max-model-len")
+    if config.load.trace is not None and lengths.tokens > longest:
+        raise ConfigError(
+            f"--trace: its requests have {lengths.tokens:,.0f} tokens in the mean, and "
+            f"--max-model-len is {longest}: expected one that most of them fit"
+        )
     if prefix_len >= lengths.tokens:
         raise ConfigError(
             f"--prefix-len {prefix_len}: expected less than the {lengths.tokens:,.0f} tokens of a "

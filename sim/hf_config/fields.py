@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import ConfigError, FileError
+from sim.files import regular
 from workloads.errors import plain, quote
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -40,7 +41,7 @@ def load_json(path: Path, where: str) -> dict[str, Any]:
         FileError: it cannot be read, is too large, or is no object in JSON.
     """
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

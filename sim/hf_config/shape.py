@@ -122,7 +122,10 @@ def _kv_heads(fields: Fields, num_layers: int, heads: tuple[int, ...]) -> tuple[
         number = attention.integer(*KV_HEADS, most=MAX_HEADS)
         if number is not None:
             return (number,) * num_layers
-    return _a_layer(fields, KV_HEADS, num_layers) or heads
+    given = _a_layer(fields, KV_HEADS, num_layers)
+    if given is None:
+        fields.note("num_key_value_heads is missing: as many as attention heads, as before GQA")
+    return given or heads
 
 
 def _heads_of_block(block: Fields) -> tuple[int | None, int | None]:

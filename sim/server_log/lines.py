@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.errors import FileError
-from sim.files import reason
+from sim.files import reason, regular
 from workloads.errors import plain
 
 MAX_LINE = 1 << 16
@@ -79,7 +79,7 @@ def read_lines(path: str | Path, where: str) -> Iterator[tuple[int, str]]:
     """
     shown = f"{where} {plain(str(path))}"
     try:
-        with Path(path).open("rb") as file:
+        with regular(Path(path)).open("rb") as file:
             head = file.read(8)
         for magic, name in _COMPRESSED.items():
             if head.startswith(magic):

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from sim.server_log.records import Engine, RefusalKind
 
-COUNT = r"\d+(?:[,_'\u2009\u00a0\u202f]\d{3})*(?!\d)"
-NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
+COUNT = r"(?<!\d)\d{1,18}(?:[,_'\u2009\u00a0\u202f]\d{3})*(?!\d)"
+NUMBER = r"(?<!\d)-?\d{1,18}(?:,\d{3})*(?:\.\d{1,18})?"
 UNITS = {
     "GiB": 1.0, "GB": 1.0, "MiB": 2.0**-10, "MB": 2.0**-10, "TiB": 2.0**10, "TB": 2.0**10,
     "KiB": 2.0**-20, "KB": 2.0**-20, "bytes": 2.0**-30,

@@ -1,6 +1,7 @@
 """Models and GPUs by name."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -160,3 +161,20 @@ def test_every_gpu_has_plausible_peaks_and_a_source(name: str) -> None:
 
 def test_every_fitted_gpu_is_known() -> None:
     assert set(fitted_gpu_names()) <= set(gpu_names())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memory_visible_gib = inf", "'memory_visible_gib': expected a number above 0, at most"),
+        ("memory_visible_gib = 1e300", "'memory_visible_gib': expected a number above 0, at most"),
+        ("memory_visible_gib = 80\nusd_per_hour = -1", "'usd_per_hour': expected 0 or more, got"),
+        ("a = " + "[" * 20_000, "nested too deeply|not TOML"),
+        ("#" * 100_001, "more than 100,000 bytes"),
+    ],
+)
+def test_a_file_of_a_gpu_that_cannot_be_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text(f"{line}\nhbm_bandwidth = 1e12\nbf16_flops = 1e14\n")
+    with pytest.raises(ConfigError, match=message):
+        get_gpu(str(path))
