@@ -26,7 +26,7 @@ from sim.config import (
     TimingConfig,
 )
 from sim.errors import ConfigError, FileError
-from sim.files import regular
+from sim.files import refuse_twice, regular
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
@@ -107,16 +107,9 @@ def read_config_file(path: str) -> dict[str, Given]:
 
 def _json(data: bytes) -> Any:
     """Answer the value of a JSON text; of a key given twice, neither is taken."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise msgspec.DecodeError(f"key {quote(name)} is there twice")
-        return dict(pairs)
-
-    msgspec.json.decode(data)  # stricter than the standard library, which knows who came twice
-    return json.loads(data, object_pairs_hook=once)
+    msgspec.json.decode(data)  # stricter than the standard library, which keeps large integers
+    refuse_twice(data)
+    return json.loads(data)
 
 
 def _parse(path: str, shown: str) -> Any:

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sim.errors import ConfigError
 from sim.server_log import wording
 from sim.server_log.lines import Message, ends_open, messages, read_lines
@@ -379,13 +377,3 @@ def read_server_log(path: str | Path, where: str = "--from-log") -> ServerLog:
         ConfigError: no line is of a server.
     """
     return parse_server_log(read_lines(path, where), f"{where} {plain(str(path))}")
-
-
-def as_dict(log: ServerLog) -> dict[str, Any]:
-    """Answer *log* as what JSON can hold, without what was not said."""
-    built: dict[str, Any] = msgspec.to_builtins(log)
-    built["startups"] = [
-        {name: value for name, value in startup.items() if value not in (None, [], {}, "")}
-        for startup in built["startups"]
-    ]
-    return built

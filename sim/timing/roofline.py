@@ -6,9 +6,6 @@ fits and their errors are in ``sim/data/timing_fits.toml``; what small kernels t
 
 from typing import Any
 
-import numpy as np
-
-from sim.columns import FloatArray
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec
 from sim.tables import load_table
@@ -89,11 +86,6 @@ class Gemm:
         compute = self._compute_ps * size
         memory = self._fixed_ps + self._row_ps * size
         return self._t0_ps + (compute if compute > memory else memory)
-
-    def at_all(self, sizes: FloatArray) -> FloatArray:
-        """Answer the times of *sizes* [n], in picoseconds."""
-        memory = self._fixed_ps + self._row_ps * sizes
-        return self._t0_ps + np.maximum(self._compute_ps * sizes, memory)
 
 
 class Experts:
