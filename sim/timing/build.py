@@ -27,7 +27,7 @@ from sim.timing.layers import (
     has_latent_block,
 )
 from sim.timing.roofline import SMALL_KERNELS, Fits, small_kernel
-from sim.timing.table import LAYER_OPS, TimingTable, load
+from sim.timing.table import LAYER_OPS, PROVENANCES, TimingTable, load
 from sim.timing.table_attention import LATENT_BLOCK_OPS, TableAttention
 from sim.timing.table_check import check_units
 from sim.timing.table_costs import (
@@ -173,7 +173,7 @@ class _Builder:
 
     def _note_table(self, terms: str, table: TimingTable, what: str = "") -> None:
         worth = set(table.columns["provenance"].tolist()) | {table.info.provenance}
-        worst = next(kind for kind in ("assumed", "fitted", "measured") if kind in worth)
+        worst = max(worth, key=PROVENANCES.index)
         if worst != table.info.provenance:
             share = np.mean(table.columns["provenance"] == worst)
             what += f", {100 * share:.0f} % of rows {worst}"
@@ -317,8 +317,7 @@ class _Builder:
 
     def _kv_dtypes(self) -> tuple[str, ...]:
         """Answer what the rows may call the type of the KV cache."""
-        chosen = self._deployment.kv_cache_dtype
-        if chosen.startswith("fp8"):
+        if self._deployment.kv_cache_dtype.startswith("fp8"):
             return ("fp8",)
         return ("bfloat16", "float16")  # equally fast
 

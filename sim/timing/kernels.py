@@ -4,8 +4,9 @@ Step = host overhead + layers * (kernels of every token + attention) + kernels o
 gap between kernels: vLLM replays CUDA graphs and decides the next step while the GPU works.
 """
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class PricedCall(NamedTuple):
             time = self.fallback.at(size)
         if time is None:
             what = "requests" if self.term == PER_SEQUENCE else "tokens"
-            last = getattr(self.cost, "last", "?")
+            last = getattr(self.cost, "last", math.inf)
             raise TimingRangeError(
                 f"the timing table has {self.name} for up to {last:.0f} {what}, and a step has "
                 f"{size:.0f}: {_WHAT_HELPS}"
@@ -117,8 +118,8 @@ class KernelStepTime:
         self._overhead = host_overhead_ps
         self._of_tokens: dict[int, float] = {}
         self._of_sequences: dict[int, float] = {}
-        self._tokens_outside: list[int] = []
-        self._sequences_outside: list[int] = []
+        self._tokens_outside: set[int] = set()
+        self._sequences_outside: set[int] = set()
         self._lines: dict[int, list[DecodeLine]] = {}
 
     def step_time(self, batch: StepBatch) -> int:
@@ -171,13 +172,13 @@ class KernelStepTime:
         if of_tokens is None:
             padded = self._graphs.padded(num_tokens)
             if any(call.cost.at(padded) is None for call in self._token_calls):
-                self._tokens_outside.append(num_tokens)
+                self._tokens_outside.add(num_tokens)
             times = (call.time(padded) for call in self._token_calls)
             of_tokens = self._of_tokens[num_tokens] = sum(times, start=self._overhead)
         of_sequences = self._of_sequences.get(num_seqs)
         if of_sequences is None:
             if any(call.cost.at(num_seqs) is None for call in self._sequence_calls):
-                self._sequences_outside.append(num_seqs)
+                self._sequences_outside.add(num_seqs)
             times = (call.time(num_seqs) for call in self._sequence_calls)
             of_sequences = self._of_sequences[num_seqs] = sum(times, start=0.0)
         return of_tokens + of_sequences
@@ -240,13 +241,12 @@ class KernelStepTime:
         num_decodes = (rows["num_decodes"] + rows["num_late_decodes"]).astype(np.int64)[pure]
         contexts = rows["decode_context"].astype(np.int64)[pure]
         unknown = np.isnan(decode_times(self._attention, num_decodes, contexts))
-        unknown |= np.isin(num_decodes, self._tokens_outside + self._sequences_outside)
+        unknown |= np.isin(num_decodes, list(self._tokens_outside | self._sequences_outside))
         return int(rows["num_steps"].astype(np.int64)[pure][unknown].sum())
 
 
-def _each(sizes: IntArray, of: object) -> FloatArray:
+def _each(sizes: IntArray, of: Callable[[int], float]) -> FloatArray:
     """Answer *of* every one of *sizes*, computed once for each that occurs; 0 stays 0."""
-    assert callable(of)
     values, places = np.unique(sizes, return_inverse=True)
     answers = [of(size) if size else 0 for size in values.tolist()]
     times: FloatArray = np.array(answers)[places]
