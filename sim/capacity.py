@@ -18,7 +18,7 @@ FEWEST_HUNDREDTHS, MOST_HUNDREDTHS = 1, 100
 """Utilizations that `options` tries, in hundredths."""
 
 STATE_BLOCKS = 2
-"""Blocks of a state, with prefix caching (`sim.kv_layout.CacheGroups.blocks_for`)."""
+"""Blocks of a state, with prefix caching (`sim.kv_groups.CacheGroups.blocks_for`)."""
 
 MOST_RANKS = 8
 """GPUs that `options` shares a model among: those of one machine."""

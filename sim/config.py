@@ -60,11 +60,32 @@ class ModelConfig(_Concern, frozen=True):
             "(kvsim only).",
         ),
     ] = None
+    dtype: Annotated[
+        Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
+        Meta(
+            description="Type of weights that are not quantized, and of the KV cache unless "
+            "--kv-cache-dtype says otherwise; auto is the model's."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["fp8", "bitsandbytes"] | None,
+        Meta(
+            description="Quantize the weights of a 16-bit model while loading. Models that are "
+            "quantized say so in their config.json and need no flag."
+        ),
+    ] = None
     tensor_parallel_size: Annotated[
         PositiveInt,
         Meta(
             description="GPUs that share the model by tensor parallelism; all are equal, and the "
             "KV pool is that of one."
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        PositiveInt,
+        Meta(
+            description="Stages of layers, each on GPUs of its own; the KV pool is that of the "
+            "stage with least room (kvsim capacity only: runs have one stage)."
         ),
     ] = 1
     enable_expert_parallel: Annotated[

@@ -12,7 +12,8 @@ import msgspec
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
-from sim.kv_layout import CacheGroup, CacheGroups, cache_groups, fixed_state_bytes
+from sim.kv_groups import CacheGroup, CacheGroups, cache_groups
+from sim.kv_layout import fixed_state_bytes
 from sim.kv_spec import kv_bytes_per_token
 from sim.memory import Engine, MemoryShare, fixed_shares, memory_rules
 from sim.models import ModelSpec

@@ -8,7 +8,7 @@ ranks hold equal shares of the weights and of every block.
 from sim.errors import ConfigError
 from sim.kv_layout import ELEMENT_BYTES
 from sim.kv_layout import kv_bytes_per_token as layout_bytes_per_token
-from sim.models import ModelSpec, WeightPart, count_parameters, parameter_counts
+from sim.models import ModelSpec, WeightPart, weight_parts
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element, by ``torch_dtype``."""
@@ -171,15 +171,4 @@ def weight_bytes(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
             f"--model {model.name}: {', '.join(model.unknown)} missing: its weights cannot be "
             "counted; give --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
-    if model.weights:
-        return sum(_part_bytes(model, part, tensor_parallel_size) for part in model.weights)
-    counts = parameter_counts(model)
-    elements = (
-        counts.embeddings // model.vocab_size * padded_vocab_size(model) // tensor_parallel_size
-        + counts.kv_projections // min(tensor_parallel_size, model.num_key_value_heads)
-        + counts.replicated
-        + counts.split // tensor_parallel_size
-        + model.num_parameters
-        - count_parameters(model)
-    )
-    return elements * dtype_bytes(model)
+    return sum(_part_bytes(model, part, tensor_parallel_size) for part in weight_parts(model))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sim.errors import ConfigError
 from sim.hardware import GIB, GpuSpec
-from sim.kv_layout import FULL_GROUP_RATIO
+from sim.kv_groups import FULL_GROUP_RATIO
 from sim.kv_spec import dtype_bytes, weight_bytes
 from sim.models import ModelSpec
 
@@ -30,7 +30,7 @@ class MemoryRules(NamedTuple):
         non_torch_tp_bytes: the same under tensor parallelism, buffers of collectives included.
         subtracts_graphs: the pool is smaller by an estimate of the CUDA graphs.
         counts_a_group: the tokens printed at start are those of one block table.
-        group_ratio: `sim.kv_layout.cache_groups`.
+        group_ratio: `sim.kv_groups.cache_groups`.
     """
 
     version: str

@@ -9,7 +9,7 @@ from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.kv_pool import KVPool, engine_of, groups_of, kv_cache_figures, pool_of
 from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
 from sim.memory import RULES, activation_bytes, graph_bytes, graph_estimate_bytes, non_torch_bytes
-from sim.models import ModelSpec, get_model
+from sim.models import ModelSpec, get_model, model_of
 from sim.server_log import Said, ServerLog, Startup, Word, explain
 from sim.server_log.identities import block_size
 from sim.server_log.records import most
@@ -158,7 +158,7 @@ class _Computed:
 
     def __init__(self, startup: Startup, config: RunConfig, gpu: GpuSpec | None) -> None:
         self._startup, self._config, self._gpu = startup, config, gpu
-        self._model: ModelSpec = get_model(config.model.model)
+        self._model: ModelSpec = model_of(config.model)
         check_tensor_parallel(
             self._model,
             config.model.tensor_parallel_size,
@@ -273,7 +273,7 @@ def reconcile(
 
 def token_bytes(config: RunConfig) -> float | None:
     """Answer the bytes of a token on one card; None where tokens do not tell the bytes."""
-    model = get_model(config.model.model)
+    model = model_of(config.model)
     if not model.layout.is_uniform:
         return None
     return kv_bytes_per_token(
@@ -348,7 +348,7 @@ def _compared(
         resolve(flags, shipped_workload=False, runs=False)  # whoever gave them is told
         notes.append(f"nothing is compared: {error}")
         return []
-    answer["model"] = get_model(config.model.model).name
+    answer["model"] = model_of(config.model).name
     answer["gpu"] = None if gpu is None else gpu.name
     named = startup.model is not None and "model" not in flags
     if named and startup.model is not None and startup.model.value != answer["model"]:

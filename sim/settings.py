@@ -30,7 +30,7 @@ from sim.files import refuse_twice, regular
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
-from sim.models import ModelSpec, get_model
+from sim.models import ModelSpec, model_of
 from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
 
@@ -159,7 +159,7 @@ def resolve(
 
     model = ModelConfig(**concern("model"))
     scheduler = SchedulerConfig(**concern("scheduler"))
-    spec = get_model(model.model)
+    spec = model_of(model)
     if spec.note:
         notes.append(f"--model {spec.name}: {spec.note}")
     notes += _idle_settings(values, given, spec)

@@ -25,7 +25,7 @@ from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, get_gpu
 from sim.kv_pool import KVPool, kv_cache_lines, pool_of
 from sim.kv_spec import check_tensor_parallel
-from sim.models import get_model
+from sim.models import model_of
 from sim.options import Setting
 from sim.reconcile import reconcile_log
 from sim.server_log import read_server_log
@@ -141,7 +141,7 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
     Raises:
         CapacityError: nothing is left for the KV cache, or too little for one longest request.
     """
-    model = get_model(config.model.model)
+    model = model_of(config.model)
     gpu = get_gpu(config.model.gpu, config.model.gpu_memory_gib)
     check_tensor_parallel(
         model,
@@ -230,7 +230,7 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
 def _what_fits(config: RunConfig, lengths: Lengths, users: int | None) -> str:
     """Answer which of `options` hold the users, one for want of a number, for a refusal."""
     model, gpu = (
-        get_model(config.model.model),
+        model_of(config.model),
         get_gpu(config.model.gpu, config.model.gpu_memory_gib),
     )
     fitting = [

@@ -3,10 +3,10 @@
 import pytest
 
 from sim.errors import ConfigError
+from sim.kv_groups import cache_groups
 from sim.kv_layout import (
     KVLayout,
     LayerCache,
-    cache_groups,
     fixed_bytes_per_request,
     kv_bytes_per_token,
     kv_bytes_per_token_longctx,
@@ -162,9 +162,9 @@ def test_a_window_takes_a_block_more_and_what_is_in_flight() -> None:
     assert made.blocks_for(32, max_num_batched_tokens=2048) == 3
 
 
-def test_compressed_layers_have_no_blocks_here() -> None:
-    with pytest.raises(ConfigError, match="blocks of compressed KV are not modelled"):
-        cache_groups(get_model("DeepSeek-V4-Pro").layout, 64)
+def test_compressed_layers_in_16_bits_have_no_blocks() -> None:
+    with pytest.raises(ConfigError, match="in bfloat16: vLLM has no blocks for them; expected"):
+        cache_groups(get_model("DeepSeek-V4-Pro").layout, 64, kv_cache_dtype="bfloat16")
 
 
 def test_cross_attention_takes_nothing_without_an_image() -> None:

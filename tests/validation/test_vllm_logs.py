@@ -18,7 +18,7 @@ import pytest
 
 from sim.hardware import GIB, get_gpu
 from sim.hf_config import spec_of
-from sim.kv_layout import cache_groups
+from sim.kv_groups import cache_groups
 from sim.kv_pool import KVPool, kv_cache_figures, size_kv_pool
 from sim.kv_spec import kv_bytes_per_token, weight_bytes
 from sim.memory import (
