@@ -125,8 +125,11 @@ class CacheConfig(_Concern, frozen=True):
     ] = "first_fit"
     block_size: Annotated[PositiveInt, Meta(description="Tokens in a KV block.")] = 16
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "fp8"],
-        Meta(description="Type of an element of the KV cache; auto is the model's."),
+        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
+        Meta(
+            description="Type of an element of the KV cache; auto is the model's. fp8_ds_mla is "
+            "DeepSeek's layout of sparse latents, which fp8 means for them too."
+        ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Share | None,

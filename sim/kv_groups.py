@@ -59,6 +59,11 @@ class CacheGroups(NamedTuple):
     padding_bytes: int = 0
 
     @property
+    def checked_bytes(self) -> int:
+        """Bytes of a block as vLLM's check at start counts them."""
+        return self.bytes_per_block + self.padding_bytes
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block of the attention that grows, or of the largest."""
         full = [group.block_size for group in self.groups if not group.window and group.block_size]
@@ -68,22 +73,21 @@ class CacheGroups(NamedTuple):
         self,
         num_tokens: int,
         *,
-        max_num_batched_tokens: int,
-        in_flight: int = 1,
+        in_flight_tokens: int,
         enable_prefix_caching: bool = True,
     ) -> int:
         """Answer the blocks that vLLM counts for one request of *num_tokens*, over all groups.
 
-        A window needs one block more than it has, and room for the tokens of *in_flight* batches
-        (vLLM 0.33.0, ``v1/kv_cache_interface.py:918-944``). A state takes one block, two with
-        prefix caching (ibid., ``MambaSpec``; ``mamba_cache_mode`` ``align``).
+        A window needs one block more than it has, and room for *in_flight_tokens*, those of batches
+        under way (vLLM 0.33.0, ``v1/kv_cache_interface.py:918-944``). A state takes one block, two
+        with prefix caching (ibid., ``MambaSpec``; ``mamba_cache_mode`` ``align``).
         """
         total = 0
         for group in self.groups:
             if group.kind == "state":
                 total += 1 + enable_prefix_caching
             elif group.window:
-                held = min(group.window - 1 + in_flight * max_num_batched_tokens, num_tokens)
+                held = min(group.window - 1 + in_flight_tokens, num_tokens)
                 total += -(-held // group.block_size) + 1
             else:
                 total += -(-num_tokens // group.block_size)

@@ -13,7 +13,10 @@ import msgspec
 
 from sim.errors import ConfigError
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+ELEMENT_BYTES = {
+    "float16": 2, "bfloat16": 2, "float32": 4,
+    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_ds_mla": 1,
+}  # fmt: skip
 """Bytes of one element, by ``--kv-cache-dtype`` or ``torch_dtype``."""
 
 CacheKind = Literal[
@@ -30,8 +33,9 @@ class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: ``full``: keys and values of every token; ``latent``: one latent a token (MLA);
             ``index``: one key of an indexer a token; ``compressed``: one latent for
-            tokens_per_entry tokens; ``compressor``: sums for the next of those; ``sliding``, ``chunked``: keys and values of a window;
-            ``cross``: those of an image, window entries; ``state``: one size, whatever the length.
+            tokens_per_entry tokens; ``compressor``: the sums that the next of those is made of;
+            ``sliding``, ``chunked``: keys and values of a window; ``cross``: those of an image,
+            window entries; ``state``: one size, whatever the length.
         num_layers: layers of this kind.
         num_kv_heads: KV heads of a layer, shared by the ranks or copied; of a state the groups that
             shared_bytes is made of.
@@ -98,6 +102,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         if kv_cache_dtype not in ELEMENT_BYTES:
             known = ", ".join(("auto", *ELEMENT_BYTES))
             raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype!r} is not one of {known}")
+        if kv_cache_dtype == "fp8_ds_mla" and not any(cache.fp8_bytes for cache in self.caches):
+            raise ConfigError(
+                f"--kv-cache-dtype fp8_ds_mla: layers keep {self.describe()}; expected latents of "
+                "sparse attention, as of DeepSeek-V3.2"
+            )
         return kv_cache_dtype
 
     @property

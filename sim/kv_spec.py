@@ -13,9 +13,6 @@ from sim.models import ModelSpec, WeightPart, weight_parts
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element, by ``torch_dtype``."""
 
-KV_DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1}
-"""Bytes of one element of the KV cache, by ``--kv-cache-dtype``; ``auto`` is the model's dtype."""
-
 VOCAB_PADDING = 64
 """Embeddings are padded to a multiple of this many rows, which tensor parallelism has to divide
 (vLLM, ``model_executor/layers/vocab_parallel_embedding.py``)."""
@@ -43,10 +40,7 @@ def kv_element_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> int:
         if model.kv_layout is not None:
             return ELEMENT_BYTES[model.kv_layout.auto_dtype]
         return dtype_bytes(model)
-    if kv_cache_dtype not in KV_DTYPE_BYTES:
-        known = ", ".join(("auto", *KV_DTYPE_BYTES))
-        raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype!r} is not one of {known}")
-    return KV_DTYPE_BYTES[kv_cache_dtype]
+    return ELEMENT_BYTES[model.layout.dtype(kv_cache_dtype)]
 
 
 def _uneven(

@@ -14,10 +14,11 @@ from sim.config import RunConfig
 from sim.engine import Engine
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.kv_pool import KVPool, pool_of
+from sim.kv_pool import KVPool
 from sim.kv_spec import check_tensor_parallel
 from sim.metrics import Recorder
 from sim.models import model_of
+from sim.pool_sizing import pool_of
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.timing import CONTIGUOUS, Deployment, make_step_time

@@ -23,14 +23,18 @@ from sim.commands.common import given_by, load_trace, print_json, say
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, get_gpu
-from sim.kv_pool import KVPool, kv_cache_lines, pool_of
+from sim.kv_pool import KVPool, kv_cache_lines
 from sim.kv_spec import check_tensor_parallel
 from sim.models import model_of
 from sim.options import Setting
+from sim.pool_sizing import pool_of
 from sim.reconcile import reconcile_log
 from sim.server_log import read_server_log
 from sim.settings import FLAG_RANK, Given, convert, resolve
 from workloads.errors import plain
+
+MOST = 1_000_000_000
+"""Of tokens and users: far beyond any, and far from overflow."""
 
 
 def _own(values: dict[str, Any], name: str, least: int) -> int | None:
@@ -40,8 +44,8 @@ def _own(values: dict[str, Any], name: str, least: int) -> int | None:
     setting = Setting(name, "capacity", int, None, "")
     flag = setting.flag
     value = int(convert(setting, Given(values[name], FLAG_RANK, flag)))
-    if value < least:
-        raise ConfigError(f"{flag} {value}: expected at least {least}")
+    if not least <= value <= MOST:
+        raise ConfigError(f"{flag} {value}: expected from {least} to {MOST:,}")
     return value
 
 
@@ -160,7 +164,8 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
     by_utilization = (
         config.cache.kv_cache_memory_bytes is None and config.cache.num_gpu_blocks_override is None
     )
-    estimate = hand_estimate(model, gpu, config, lengths.tokens) if by_utilization else None
+    alone = by_utilization and config.model.pipeline_parallel_size == 1
+    estimate = hand_estimate(model, gpu, config, lengths.tokens) if alone else None
     notes = []
     graphs = graphs_beside(model, gpu, config) if by_utilization else None
     if graphs is not None:
@@ -173,7 +178,8 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
     if len(pool.tables) > 1:
         notes.append(
             f"layers are {model.layout.describe()}: a request has {len(pool.tables)} block tables "
-            "from one pool, as vLLM's hybrid manager does; run and compare give it one"
+            "from one pool, as vLLM's hybrid manager does; run and compare give it one, or refuse "
+            "the model"
         )
     if lengths.longest > max_model_len:
         notes.append(
@@ -185,6 +191,7 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         "gpu": gpu.name,
         "gpu_memory_visible_bytes": gpu.memory_visible_bytes,
         "tensor_parallel_size": config.model.tensor_parallel_size,
+        "pipeline_parallel_size": config.model.pipeline_parallel_size,
         "gpu_memory_utilization": config.cache.gpu_memory_utilization,
         "vllm_version": config.cache.vllm_version,
         "max_model_len": max_model_len,
@@ -221,7 +228,10 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         "options": (
             None
             if users is None
-            else [option._asdict() for option in options(config, model, gpu, lengths, users)]
+            else [
+                option._asdict() | {"gpus": option.gpus, "flags": option.flags}
+                for option in options(config, model, gpu, lengths, users)
+            ]
         ),
         "notes": notes,
     }
@@ -234,8 +244,7 @@ def _what_fits(config: RunConfig, lengths: Lengths, users: int | None) -> str:
         get_gpu(config.model.gpu, config.model.gpu_memory_gib),
     )
     fitting = [
-        f"-tp {option.tensor_parallel_size} --kv-cache-dtype {option.kv_cache_dtype} from "
-        f"utilization {option.utilization:.2f}"
+        f"{option.flags} from utilization {option.utilization:.2f}"
         for option in options(config, model, gpu, lengths, users or 1)
         if option.utilization is not None
     ]
