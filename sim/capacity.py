@@ -9,8 +9,9 @@ import msgspec
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
+from sim.kv_layout import sequence_bytes
 from sim.kv_pool import NULL_BLOCKS, KVPool
-from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
+from sim.kv_spec import check_tensor_parallel, weight_bytes
 from sim.memory import graph_bytes
 from sim.models import ModelSpec
 from sim.pool_sizing import engine_of, pool_of, stages_of
@@ -214,10 +215,13 @@ def hand_estimate(
     tp, utilization = config.model.tensor_parallel_size, config.cache.gpu_memory_utilization
     assert utilization is not None, "resolved"
     pool = round(utilization * (gpu.memory_visible_bytes - weight_bytes(model, tp)))
-    per_token = kv_bytes_per_token(
-        model, tensor_parallel_size=tp, kv_cache_dtype=config.cache.kv_cache_dtype
+    held = sequence_bytes(
+        model.layout,
+        int(tokens),
+        tensor_parallel_size=tp,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )
-    return pool, pool / (per_token * tokens)
+    return pool, pool / held
 
 
 def graphs_beside(model: ModelSpec, gpu: GpuSpec, config: RunConfig) -> tuple[int, int] | None:
