@@ -227,13 +227,16 @@ def hand_estimate(
 def graphs_beside(model: ModelSpec, gpu: GpuSpec, config: RunConfig) -> tuple[int, int] | None:
     """Answer the bytes of CUDA graphs beside the pool, and what utilization leaves for them.
 
-    None where this version of vLLM subtracts an estimate, or captures none.
+    None where this version of vLLM subtracts an estimate or captures none, or utilization does not
+    decide.
     """
     engine = engine_of(config)
+    if not config.cache.by_utilization or engine.rules.subtracts_graphs:
+        return None
     utilization = config.cache.gpu_memory_utilization
     assert utilization is not None, "resolved"
     graphs = max(graph_bytes(part, its) for _, part, its in stages_of(model, engine))
-    if engine.rules.subtracts_graphs or not graphs:
+    if not graphs:
         return None
     return graphs, math.floor(gpu.memory_visible_bytes * (1 - utilization))
 

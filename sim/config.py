@@ -161,6 +161,11 @@ class CacheConfig(_Concern, frozen=True):
         Meta(description="Share the KV of equal prefixes; picks the allocator if none is named."),
     ] = True
 
+    @property
+    def by_utilization(self) -> bool:
+        """Whether the pool follows from utilization, and neither bytes nor blocks were given."""
+        return self.kv_cache_memory_bytes is None and self.num_gpu_blocks_override is None
+
 
 class SchedulerConfig(_Concern, frozen=True):
     """How steps are put together."""
