@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.config import RunConfig
+from sim.config import CacheConfig, RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
 from sim.kv_layout import sequence_bytes
@@ -34,15 +34,15 @@ class Lengths(NamedTuple):
         prefix_len: tokens at the start that all requests share.
         longest: tokens of the longest request.
         where: where the figures come from, for the report.
-        spans: of requests that grow, for how many steps each has which tokens on average; none if
-            all have *tokens*.
+        spans: of requests that grow, for how many steps each has which tokens on average, and its
+            prompt; none if all have *tokens*.
     """
 
     tokens: float
     prefix_len: int
     longest: int
     where: str
-    spans: tuple[tuple[int, float], ...] = ()
+    spans: tuple[tuple[int, float, int], ...] = ()
 
     def blocks(self, pool: KVPool) -> float:
         """Answer the mean blocks that a request holds, over all block tables.
@@ -51,8 +51,8 @@ class Lengths(NamedTuple):
         grow, half of the last block is empty.
         """
         if self.spans:
-            steps = sum(weight for weight, _ in self.spans)
-            held = sum(weight * _held(pool, tokens) for weight, tokens in self.spans)
+            steps = sum(weight for weight, _, _ in self.spans)
+            held = sum(weight * _held(pool, tokens) for weight, tokens, _ in self.spans)
             return held / steps
         if pool.groups is None:
             return pool.blocks_for(int(self.tokens))
@@ -60,8 +60,27 @@ class Lengths(NamedTuple):
 
     def shared(self, pool: KVPool) -> int:
         """Answer the blocks of the prefix that are stored once: whole ones outside windows."""
-        tables = [table for table in pool.tables if table.block_size and not table.window]
-        return sum(self.prefix_len // table.block_size for table in tables)
+        longest = max((prompt for _, _, prompt in self.spans), default=self.prefix_len)
+        return _whole_blocks(pool, min(self.prefix_len, longest))
+
+    def saved(self, pool: KVPool) -> float:
+        """Answer the mean blocks that a request has of those: no more than its prompt fills."""
+        if not self.spans:
+            return self.shared(pool)
+        steps = sum(weight for weight, _, _ in self.spans)
+        return (
+            sum(
+                weight * _whole_blocks(pool, min(self.prefix_len, prompt))
+                for weight, _, prompt in self.spans
+            )
+            / steps
+        )
+
+
+def _whole_blocks(pool: KVPool, num_tokens: int) -> int:
+    """Answer the whole blocks of *num_tokens* in the tables that keep all tokens."""
+    tables = [table for table in pool.tables if table.block_size and not table.window]
+    return sum(num_tokens // table.block_size for table in tables)
 
 
 def _held(pool: KVPool, tokens: float) -> float:
@@ -104,7 +123,8 @@ class Option(NamedTuple):
         tensor_parallel_size: GPUs that share a stage of the model.
         pipeline_parallel_size: stages.
         kv_cache_dtype: as ``--kv-cache-dtype``.
-        held: users that it holds at the utilization that was asked for; 0 if it does not start.
+        held: users that it holds at the utilization that was asked for, max_num_seqs as large as
+            that takes; 0 if it does not start.
         utilization: the smallest, in hundredths, that holds all; None if none does.
         replicas: engines of this kind that hold all at the utilization asked for; None if it does
             not start.
@@ -147,8 +167,8 @@ def lengths_of(prompts: list[int], outputs: list[int], prefix_len: int, where: s
 
     Each holds its prompt and, on average, half of its output, for as long as it generates.
     """
-    spans = tuple((o, p + (o + 1) / 2) for p, o in zip(prompts, outputs, strict=True))
-    tokens = sum(steps * held for steps, held in spans) / sum(outputs)
+    spans = tuple((o, p + (o + 1) / 2, p) for p, o in zip(prompts, outputs, strict=True))
+    tokens = sum(steps * held for steps, held, _ in spans) / sum(outputs)
     longest = max(p + o for p, o in zip(prompts, outputs, strict=True))
     return Lengths(tokens, prefix_len, longest, where, spans)
 
@@ -156,7 +176,8 @@ def lengths_of(prompts: list[int], outputs: list[int], prefix_len: int, where: s
 def requests_of(pool: KVPool, lengths: Lengths) -> float:
     """Answer how many requests *pool* holds, whole blocks of the prefix once."""
     shared = lengths.shared(pool)
-    return (pool.num_gpu_blocks - NULL_BLOCKS - shared) / (lengths.blocks(pool) - shared)
+    alone = lengths.blocks(pool) - lengths.saved(pool)
+    return (pool.num_gpu_blocks - NULL_BLOCKS - shared) / alone
 
 
 def concurrency(
@@ -200,8 +221,16 @@ def check_start(pool: KVPool, config: RunConfig) -> None:
     raise CapacityError(
         f"to serve one request of --max-model-len {max_model_len}, {has} there are: lower "
         f"--max-model-len to at most {pool.longest_request(usable)}, or raise "
-        "--gpu-memory-utilization"
+        f"{_sizing_flag(config.cache)}"
     )
+
+
+def _sizing_flag(cache: CacheConfig) -> str:
+    """Answer the flag that decides the pool."""
+    if cache.num_gpu_blocks_override is not None:
+        return "--num-gpu-blocks-override"
+    by_bytes = cache.kv_cache_memory_bytes is not None
+    return "--kv-cache-memory-bytes" if by_bytes else "--gpu-memory-utilization"
 
 
 def hand_estimate(
@@ -269,6 +298,31 @@ def _held_by(config: RunConfig, model: ModelSpec, gpu: GpuSpec, lengths: Lengths
     return max(0, int(requests_of(pool, lengths)))
 
 
+def _seating(config: RunConfig, users: int) -> RunConfig:
+    """Answer *config* with max_num_seqs of *users* at least."""
+    scheduler = config.scheduler
+    assert scheduler.max_num_seqs is not None, "resolved"
+    assert scheduler.max_num_batched_tokens is not None, "resolved"
+    seated = msgspec.structs.replace(
+        scheduler,
+        max_num_seqs=max(scheduler.max_num_seqs, users),
+        max_num_batched_tokens=max(scheduler.max_num_batched_tokens, users),
+    )
+    return msgspec.structs.replace(config, scheduler=seated)
+
+
+def _most_held(config: RunConfig, model: ModelSpec, gpu: GpuSpec, lengths: Lengths) -> int:
+    """Answer the most users that the pool holds once max_num_seqs is as many."""
+    low, high = 0, _held_by(config, model, gpu, lengths)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _held_by(_seating(config, middle), model, gpu, lengths) >= middle:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _ranks(model: ModelSpec, config: RunConfig) -> Iterator[int]:
     """Answer the GPUs that can share *model*: what was asked for, then powers of two."""
     for ranks in dict.fromkeys((config.model.tensor_parallel_size, 1, 2, 4, MOST_RANKS)):
@@ -286,25 +340,15 @@ def options(
 ) -> list[Option]:
     """Answer what holds *users* at once: utilization, KV dtype, tensor parallelism, replicas.
 
-    The first is what was asked for. max_num_seqs is raised to *users*, which costs activation.
+    The first is what was asked for. max_num_seqs is raised where a replica has more users, which
+    costs activation.
     """
-    scheduler = config.scheduler
-    assert scheduler.max_num_seqs is not None, "resolved"
-    assert scheduler.max_num_batched_tokens is not None, "resolved"
-    config = msgspec.structs.replace(
-        config,
-        scheduler=msgspec.structs.replace(
-            scheduler,
-            max_num_seqs=max(scheduler.max_num_seqs, users),
-            max_num_batched_tokens=max(scheduler.max_num_batched_tokens, users),
-        ),
-    )
     dtypes = dict.fromkeys((config.cache.kv_cache_dtype, "fp8"))
     found = []
     for ranks in _ranks(model, config):
         for dtype in dtypes:
             asked = _with(config, ranks, dtype, config.cache.gpu_memory_utilization)
-            held = _held_by(asked, model, gpu, lengths)
+            held = _most_held(asked, model, gpu, lengths)
             replicas = -(-users // held) if held > 0 else None
             option = Option(
                 ranks,
@@ -328,8 +372,11 @@ def _smallest(
     low, high = FEWEST_HUNDREDTHS, MOST_HUNDREDTHS + 1
     while low < high:
         middle = (low + high) // 2
-        tried = _with(
-            config, config.model.tensor_parallel_size, config.cache.kv_cache_dtype, middle / 100
+        tried = _seating(
+            _with(
+                config, config.model.tensor_parallel_size, config.cache.kv_cache_dtype, middle / 100
+            ),
+            users,
         )
         if middle > MOST_HUNDREDTHS or _held_by(tried, model, gpu, lengths) >= users:
             high = middle

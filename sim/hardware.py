@@ -13,7 +13,7 @@ import msgspec
 from sim.errors import ConfigError, FileError
 from sim.files import read_small
 from sim.tables import load_table
-from workloads.errors import did_you_mean, plain, quote
+from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
 
 GIB = 2**30
 """Bytes in a GiB, the unit of every memory size shown to the user."""
@@ -83,6 +83,14 @@ def read_gpu_file(path: str) -> GpuSpec:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown}: not TOML: {reason}") from None
     known = {"memory_visible_gib", *GpuSpec.__struct_fields__} - {"memory_visible_bytes"}
+    tables = [value for value in row.values() if isinstance(value, dict)]
+    if len(row) == len(tables) == 1:
+        raise ConfigError(
+            f"{shown}: the keys are in a table [{plain(next(iter(row)))}]; expected them at the top"
+        )
+    name = row.get("name", Path(path).stem)
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_QUOTE:
+        raise ConfigError(f"{shown}: key 'name': expected a short line of text, got {quote(name)}")
     for key in row:
         if key not in known:
             raise ConfigError(f"{shown}: key {quote(key)} is unknown; {did_you_mean(key, known)}")
@@ -100,9 +108,12 @@ def read_gpu_file(path: str) -> GpuSpec:
         if isinstance(number, int | float) and not 0 <= number < math.inf:
             raise ConfigError(f"{shown}: key {key!r}: expected 0 or more, got {quote(number)}")
     try:
-        return _gpu(str(row.pop("name", Path(path).stem)), {"source": "user's file", **row})
+        row.pop("name", None)
+        return _gpu(name, {"source": "user's file", **row})
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{shown}: {error}") from None
+        what, _, key = str(error).partition(" - at `$.")
+        what = what.replace("Expected", "expected", 1).replace("`", "").replace(" | null", "")
+        raise ConfigError(f"{shown}: key {quote(key.rstrip('`'))}: {what}") from None
 
 
 @functools.cache

@@ -79,13 +79,16 @@ class CacheGroups(NamedTuple):
         """Answer the blocks that vLLM counts for one request of *num_tokens*, over all groups.
 
         A window needs one block more than it has, and room for *in_flight_tokens*, those of batches
-        under way (vLLM 0.33.0, ``v1/kv_cache_interface.py:918-944``). A state takes one block, two
+        under way (vLLM 0.33.0, ``v1/kv_cache_interface.py:918-944``); a chunk the same without
+        that block (ibid., ``ChunkedLocalAttentionSpec``). A state takes one block, two
         with prefix caching (ibid., ``MambaSpec``; ``mamba_cache_mode`` ``align``).
         """
         total = 0
         for group in self.groups:
             if group.kind == "state":
                 total += 1 + enable_prefix_caching
+            elif group.kind == "chunked":
+                total += -(-min(group.window + in_flight_tokens, num_tokens) // group.block_size)
             elif group.window:
                 held = min(group.window - 1 + in_flight_tokens, num_tokens)
                 total += -(-held // group.block_size) + 1
@@ -101,14 +104,15 @@ def cache_groups(
     tensor_parallel_size: int = 1,
     kv_cache_dtype: str = "auto",
     ratio: Fraction = FULL_GROUP_RATIO,
+    chunks_apart: bool = True,
 ) -> CacheGroups:
     """Answer the groups that vLLM makes of *layout* (0.33.0, ``v1/core/kv_cache_utils.py``).
 
     All that grows with each token is one group. With windows or states, layers are dealt out to
     groups of as many layers as the rarest kind has, the last filled up with padding; pages of
     different size are made equal by larger blocks of the smaller, and attention beside states by
-    a block as large as a state. Chunked attention is full attention to vLLM's block tables (its
-    default, ``VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE``).
+    a block as large as a state. Without *chunks_apart*, chunked attention is full attention
+    (``VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE``, once off by default).
 
     Layers that compress have blocks of their own, whatever *block_size* is (`_packed_groups`).
 
@@ -123,7 +127,7 @@ def cache_groups(
     growing = _Growing()
     for cache in layout.caches:
         size = cache.entry_bytes(dtype, tensor_parallel_size)
-        if cache.grows or cache.kind == "chunked":
+        if cache.grows or (cache.kind == "chunked" and not chunks_apart):
             growing.add(cache, size)
         elif cache.kind != "cross":
             key = (cache.kind, cache.window, size)

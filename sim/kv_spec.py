@@ -13,6 +13,10 @@ from sim.models import ModelSpec, WeightPart, weight_parts
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element, by ``torch_dtype``."""
 
+EXPERT_PADDING = (128, 256)
+"""In mxfp4 the width of an expert on a rank, and the residual stream, are padded to multiples of
+these (vLLM, ``layers/quantization/mxfp4.py``, for Marlin; two logs of gpt-oss-120b on an H100)."""
+
 VOCAB_PADDING = 64
 """Embeddings are padded to a multiple of this many rows, which tensor parallelism has to divide
 (vLLM, ``model_executor/layers/vocab_parallel_embedding.py``)."""
@@ -145,6 +149,11 @@ def _part_bytes(model: ModelSpec, part: WeightPart, tensor_parallel_size: int) -
         elements //= min(tensor_parallel_size, model.num_key_value_heads)
     elif part.held_by == "ranks":
         elements //= tensor_parallel_size
+    if part.padded is not None:
+        width, hidden = max(1, part.padded[0] // tensor_parallel_size), part.padded[1]
+        of_width, of_hidden = EXPERT_PADDING
+        padded = -(-width // of_width) * of_width * -(-hidden // of_hidden) * of_hidden
+        elements = elements * padded // (width * hidden)
     return round(elements * (part.bits or 8 * dtype_bytes(model)) / 8)
 
 

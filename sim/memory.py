@@ -31,7 +31,7 @@ class MemoryRules(NamedTuple):
         subtracts_graphs: the pool is smaller by an estimate of the CUDA graphs.
         counts_a_group: the tokens printed at start are those of one block table.
         counts_in_flight: windows have room for the tokens of all batches in flight, not of one.
-        group_ratio: `sim.kv_groups.cache_groups`.
+        group_ratio, chunks_apart: `sim.kv_groups.cache_groups`.
     """
 
     version: str
@@ -45,6 +45,7 @@ class MemoryRules(NamedTuple):
     counts_a_group: bool
     counts_in_flight: bool
     group_ratio: Fraction
+    chunks_apart: bool
 
 
 VLLM_0_19 = MemoryRules(
@@ -61,6 +62,7 @@ VLLM_0_19 = MemoryRules(
     counts_a_group=True,
     counts_in_flight=False,
     group_ratio=FULL_GROUP_RATIO,
+    chunks_apart=True,  # the log of Llama 4 Scout has four groups
 )
 VLLM_0_11 = MemoryRules(
     version="0.11",
@@ -74,6 +76,7 @@ VLLM_0_11 = MemoryRules(
     counts_a_group=True,
     counts_in_flight=False,
     group_ratio=Fraction(5, 4),
+    chunks_apart=False,
 )
 VLLM_0_33 = VLLM_0_19._replace(
     version="0.33",

@@ -25,6 +25,8 @@ class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
         held_by: ``ranks``: equal shares; ``kv_heads``: shares, copied where there are fewer KV
             heads than ranks; ``vocabulary``: rows of the padded vocabulary; ``everyone``: copies.
         bits: of one element with its share of scales and zero points; 0: the model's dtype.
+        padded: width and residual stream of experts whose matrices vLLM makes larger
+            (`sim.kv_spec.EXPERT_PADDING`); none if it does not.
     """
 
     name: str
@@ -32,6 +34,7 @@ class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     held_by: Holders = "ranks"
     bits: float = 0
+    padded: tuple[int, int] | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

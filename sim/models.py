@@ -114,6 +114,8 @@ def model_of(config: ModelConfig) -> ModelSpec:
             f"--quantization {config.quantization}: the weights of {model.name} are quantized "
             "already; expected a checkpoint in 16 bits"
         )
+    if config.quantization == "fp8" and model.dtype == "float32":
+        raise ConfigError("--quantization fp8: expected --dtype bfloat16 or float16, as vLLM does")
     bits = LOADED_BITS[config.quantization]
     parts = tuple(
         msgspec.structs.replace(part, bits=bits) if part.held_by in QUANTIZED_HOLDERS else part

@@ -46,7 +46,7 @@ class _Rank(NamedTuple):
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of a token slot of a contiguous reservation, with its part of what is fixed."""
-        if len(self.groups.groups) > 1:
+        if any(table.kind != "full" for table in self.groups.groups):
             whole = sequence_bytes(
                 self.model.layout,
                 self.max_model_len,
@@ -121,7 +121,12 @@ def size_kv_pool(
             f"expected at most its max_position_embeddings {model.max_position_embeddings}"
         )
     if num_gpu_blocks_override is not None:
-        return _pool_of_blocks(num_gpu_blocks_override, block_size, engine, groups)
+        slots = (num_gpu_blocks_override - NULL_BLOCKS) * block_size
+        if model is not None and groups is not None:
+            least = next(_ranks(model, engine, kv_cache_dtype, groups, max_model_len))
+            usable = (num_gpu_blocks_override - NULL_BLOCKS) * least.groups.bytes_per_block
+            slots = usable // least.bytes_per_slot
+        return _pool_of_blocks(num_gpu_blocks_override, block_size, slots, engine, groups)
     if model is None:
         raise ConfigError("--model is missing: name one, or give --num-gpu-blocks-override")
     if kv_cache_memory_bytes is None and gpu is None:
@@ -130,9 +135,12 @@ def size_kv_pool(
             "or give --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
     if groups is None:
-        groups = _one_table(model, engine, block_size, kv_cache_dtype)
+        groups = one_table(model, engine, block_size, kv_cache_dtype)
     pools = []
-    for rank in _ranks(model, engine, kv_cache_dtype, groups, max_model_len):
+    ranks = list(_ranks(model, engine, kv_cache_dtype, groups, max_model_len))
+    # The one that needs most first: a refusal is about it.
+    ranks.sort(key=lambda rank: -_needed(rank, fixed_shares(rank.model, gpu, rank.engine)))
+    for rank in ranks:
         if kv_cache_memory_bytes is not None:
             pools.append(_pool_of_bytes(rank, gpu, kv_cache_memory_bytes))
         elif gpu is not None:
@@ -143,7 +151,7 @@ def size_kv_pool(
     return min(pools, key=lambda pool: pool.num_gpu_blocks)
 
 
-def _one_table(
+def one_table(
     model: ModelSpec, engine: Engine, block_size: int, kv_cache_dtype: str
 ) -> CacheGroups:
     """Answer the block table that all layers share, each keeping every token."""
@@ -206,13 +214,15 @@ def groups_of(config: RunConfig, model: ModelSpec) -> CacheGroups:
     Raises:
         ConfigError: they are not modelled.
     """
+    rules = memory_rules(config.cache.vllm_version)
     try:
         groups = cache_groups(
             model.layout,
             config.cache.block_size,
             tensor_parallel_size=config.model.tensor_parallel_size,
             kv_cache_dtype=config.cache.kv_cache_dtype,
-            ratio=memory_rules(config.cache.vllm_version).group_ratio,
+            ratio=rules.group_ratio,
+            chunks_apart=rules.chunks_apart,
         )
     except ConfigError as error:
         raise ConfigError(f"--model {model.name}: {error}") from None
@@ -235,7 +245,7 @@ def pool_of(
     cache = config.cache
     assert config.model.max_model_len is not None, "resolved"
     return size_kv_pool(
-        model if cache.num_gpu_blocks_override is None else None,
+        model if grouped or cache.num_gpu_blocks_override is None else None,
         gpu,
         engine_of(config),
         block_size=cache.block_size,
@@ -249,7 +259,11 @@ def pool_of(
 
 
 def _pool_of_blocks(
-    num_gpu_blocks: int, block_size: int, engine: Engine, groups: CacheGroups | None
+    num_gpu_blocks: int,
+    block_size: int,
+    contiguous_slots: int,
+    engine: Engine,
+    groups: CacheGroups | None,
 ) -> KVPool:
     """Answer the pool of a given number of blocks; ConfigError when none of them is usable."""
     if num_gpu_blocks <= NULL_BLOCKS:
@@ -260,7 +274,7 @@ def _pool_of_blocks(
     return KVPool(
         num_gpu_blocks=num_gpu_blocks,
         block_size=groups.block_size if groups is not None else block_size,
-        contiguous_slots=(num_gpu_blocks - NULL_BLOCKS) * block_size,
+        contiguous_slots=contiguous_slots,
         kv_cache_bytes=None,
         breakdown=(),
         provenance=_per_gpu(
@@ -343,10 +357,7 @@ def _pool_of_gpu(
     used = sum(share.num_bytes for share in fixed)
     kv_cache_bytes = requested - used
     if kv_cache_bytes < rank.least_bytes:
-        least_blocks = NULL_BLOCKS + rank.groups.blocks_for(
-            rank.max_model_len, in_flight_tokens=rank.engine.in_flight_tokens
-        )
-        needed = used + rank.groups.bytes_per_block * least_blocks
+        needed = _needed(rank, fixed)
         short = fixed[0].num_bytes - requested
         what = f"weights do not fit, {gib(short)} short" if short > 0 else "no KV cache is left"
         raise CapacityError(
@@ -368,6 +379,14 @@ def _pool_of_gpu(
         f"{', '.join(share.name for share in fixed[1:])} as vLLM {rank.engine.rules.version} "
         "counts them (computed, constants fitted on logs)",
     )
+
+
+def _needed(rank: _Rank, fixed: tuple[MemoryShare, ...]) -> int:
+    """Answer the bytes of a card that serves one longest request beside *fixed* shares."""
+    least_blocks = NULL_BLOCKS + rank.groups.blocks_for(
+        rank.max_model_len, in_flight_tokens=rank.engine.in_flight_tokens
+    )
+    return sum(s.num_bytes for s in fixed) + rank.groups.bytes_per_block * least_blocks
 
 
 def _smallest_utilization(visible: int, needed: int) -> str:

@@ -1,11 +1,12 @@
 """A server's start-up log beside what is computed here, line by line (``capacity --from-log``)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec, get_gpu
+from sim.kv_groups import CacheGroups
 from sim.kv_pool import KVPool, kv_cache_figures
 from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
 from sim.memory import (
@@ -17,7 +18,7 @@ from sim.memory import (
     non_torch_bytes,
 )
 from sim.models import ModelSpec, get_model, model_of
-from sim.pool_sizing import engine_of, groups_of, pool_of, stages_of
+from sim.pool_sizing import engine_of, groups_of, one_table, pool_of, stages_of
 from sim.server_log import Said, ServerLog, Startup, Word, explain
 from sim.server_log.identities import block_size
 from sim.server_log.records import most
@@ -86,8 +87,13 @@ def named_gpu(name: str) -> str | None:
         return None
 
 
-def settings_of(startup: Startup, where: str) -> tuple[dict[str, Given], list[str]]:
-    """Answer the settings that *startup* tells, and what the user should know of them."""
+def settings_of(
+    startup: Startup, where: str, flags: Collection[str] = ()
+) -> tuple[dict[str, Given], list[str]]:
+    """Answer the settings that *startup* tells, and what the user should know of them.
+
+    *flags* are given by the user anyway.
+    """
     given: dict[str, Given] = {}
     notes: list[str] = []
 
@@ -103,9 +109,9 @@ def settings_of(startup: Startup, where: str) -> tuple[dict[str, Given], list[st
         if word is None:
             continue
         found = known(str(word.value))
-        if found is None:
+        if found is None and name not in flags:
             notes.append(f"line {word.line}: {word.value} is not known here: add --{name}")
-        else:
+        elif found is not None:
             take(name, word, found)
     if startup.total_gib:
         total = most(startup.total_gib)
@@ -218,19 +224,18 @@ class _Computed:
 
         def size() -> float:
             pool.append(pool_of(self._config, self._model, gpu, grouped=True))
-            assert pool[0].kv_cache_bytes is not None, "sized by memory"
-            return pool[0].kv_cache_bytes / GIB
+            return (pool[0].kv_cache_bytes or 0) / GIB
 
-        kv_gib = self._try(notes, size)
+        kv_gib = self._try(notes, size) or None  # of blocks that were given it is not known
         yield _line("KV cache, GiB", startup.kv_cache_gib, kv_gib, "GPU, model and flags")
         if pool:
             yield from self._figures(pool[0], "GPU, model and flags")
 
     def _pool(self, notes: list[str]) -> Iterator[Line | None]:
         """What the memory that the server found holds, and what a refused request needs."""
-        said, config, engine = self._startup.kv_cache_gib, self._config, engine_of(self._config)
+        said, engine = self._startup.kv_cache_gib, engine_of(self._config)
         try:
-            whole = groups_of(config, self._model)
+            whole = self._groups(notes)
             parts = (groups_of_stage(whole, span) for span, _, _ in self._stages)
             groups = max(parts, key=lambda part: part.bytes_per_block)
         except ConfigError as error:
@@ -250,6 +255,7 @@ class _Computed:
         )
         if said is not None and pool.num_gpu_blocks:
             yield from self._figures(pool, f"{said.value:g} GiB of line {said.line}")
+        longest = pool.longest_request(pool.num_gpu_blocks)
         for refusal in self._startup.refusals:
             if refusal.kind != "max_model_len":
                 continue
@@ -259,11 +265,27 @@ class _Computed:
                 (
                     "max_model_len that fits",
                     refusal.estimated_max_model_len,
-                    pool.longest_request(pool.num_gpu_blocks),
+                    longest,
                 ),
             ):
                 if figure is not None:
                     yield _line(what, Word(figure, refusal.line), computed, "model and flags")
+
+            if refusal.estimated_max_model_len is None:
+                notes.append(f"line {refusal.line}: at most {longest:,} tokens fit, as computed")
+
+    def _groups(self, notes: list[str]) -> CacheGroups:
+        """The block tables of the engine that spoke."""
+        if self._startup.engine == "vllm" or self._model.layout.is_uniform:
+            return groups_of(self._config, self._model)
+        notes.append(
+            f"{self._startup.engine}: layers with windows are taken to keep every token, "
+            "which its newer versions do not"
+        )
+        cache = self._config.cache
+        return one_table(
+            self._model, engine_of(self._config), cache.block_size, cache.kv_cache_dtype
+        )
 
     def _figures(self, pool: KVPool, origin: str) -> Iterator[Line | None]:
         startup = self._startup
@@ -293,10 +315,13 @@ def token_bytes(config: RunConfig) -> float | None:
     model = model_of(config.model)
     if not model.layout.is_uniform:
         return None
-    return kv_bytes_per_token(
-        model,
-        tensor_parallel_size=config.model.tensor_parallel_size,
-        kv_cache_dtype=config.cache.kv_cache_dtype,
+    return max(
+        kv_bytes_per_token(
+            part,
+            tensor_parallel_size=config.model.tensor_parallel_size,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+        )
+        for _, part, _ in stages_of(model, engine_of(config))
     )
 
 
@@ -317,7 +342,7 @@ def reconcile_log(
 
 
 def _start(startup: Startup, flags: dict[str, Given], where: str) -> Answer:
-    told, notes = settings_of(startup, where)
+    told, notes = settings_of(startup, where, flags)
     given = {**told, **flags}
     lines: list[Line] = []
     answer: Answer = {

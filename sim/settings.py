@@ -9,7 +9,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,8 +77,8 @@ class Resolved(NamedTuple):
     notes: list[str]
 
 
-def read_config_file(path: str) -> dict[str, Given]:
-    """Answer the settings of a JSON or TOML file, by name.
+def read_config_file(path: str, own: Collection[str] = ()) -> dict[str, Given]:
+    """Answer the settings of a JSON or TOML file, by name; *own* are those of one command alone.
 
     Raises:
         FileError: it cannot be read.
@@ -91,7 +91,7 @@ def read_config_file(path: str) -> dict[str, Given]:
             f"{shown}: expected an object of settings, "
             f'like {{"block_size": 16}}, got {quote(values)}'
         )
-    known = [setting.name for setting in settings()]
+    known = [*(setting.name for setting in settings()), *own]
     given: dict[str, Given] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")

@@ -31,22 +31,26 @@ from sim.options import Setting
 from sim.pool_sizing import pool_of
 from sim.reconcile import reconcile_log
 from sim.server_log import read_server_log
-from sim.settings import FLAG_RANK, Given, convert, resolve
+from sim.settings import Given, convert, resolve
+from sim.stages import spans_of_stages
 from workloads.errors import plain
 
 MOST = 1_000_000_000
 """Of tokens and users: far beyond any, and far from overflow."""
 
 
-def _own(values: dict[str, Any], name: str, least: int) -> int | None:
-    """Answer the value of a flag that only this command has; None if it was not given."""
-    if values[name] is None:
+OWN = ("from_log", "mean_len", "prefix_len", "users")
+"""Flags that only this command has."""
+
+
+def _count(given: dict[str, Given], name: str, least: int) -> int | None:
+    """Take the value of a flag of `OWN` from *given*; None if it is not there."""
+    word = given.pop(name, None)
+    if word is None:
         return None
-    setting = Setting(name, "capacity", int, None, "")
-    flag = setting.flag
-    value = int(convert(setting, Given(values[name], FLAG_RANK, flag)))
+    value = int(convert(Setting(name, "capacity", int, None, ""), word))
     if not least <= value <= MOST:
-        raise ConfigError(f"{flag} {value}: expected from {least} to {MOST:,}")
+        raise ConfigError(f"{word.where} {value}: expected from {least} to {MOST:,}")
     return value
 
 
@@ -56,12 +60,13 @@ def capacity(values: dict[str, Any]) -> int:
     Raises:
         ConfigError, TraceError: what cannot be used or does not fit.
     """
-    if values["from_log"] is not None:
-        return _from_log(values)
-    resolved = resolve(given_by(values), shipped_workload=False, runs=False)
-    users = _own(values, "users", 1)
-    mean_len = _own(values, "mean_len", 1)
-    prefix_len = _own(values, "prefix_len", 0) or 0
+    given = given_by(values, OWN)
+    if (log := given.pop("from_log", None)) is not None:
+        return _from_log(log, given)
+    users = _count(given, "users", 1)
+    mean_len = _count(given, "mean_len", 1)
+    prefix_len = _count(given, "prefix_len", 0) or 0
+    resolved = resolve(given, shipped_workload=False, runs=False)
     config = resolved.run
     for note in resolved.notes:
         say(f"note: {note}")
@@ -76,19 +81,21 @@ def capacity(values: dict[str, Any]) -> int:
     return 0
 
 
-def _from_log(values: dict[str, Any]) -> int:
+def _from_log(path_given: Given, given: dict[str, Given]) -> int:
     """Print what a server's log says beside what is computed; answer the exit code.
 
     Raises:
         ConfigError: flags that cannot be used, a file that is unreadable or says nothing of memory.
     """
     for name in ("users", "mean_len", "prefix_len", "trace"):
-        if values[name] is not None:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} and --from-log: the log is reconciled only; leave one out")
-    path = values["from_log"]
+        if name in given:
+            raise ConfigError(
+                f"{given[name].where} and --from-log: the log is reconciled only; leave one out"
+            )
+    if not isinstance(path_given.value, str):
+        raise ConfigError(f"{path_given.shown}: expected a file")
+    path = path_given.value
     log = read_server_log(path, "--from-log")
-    given = given_by(values)
     json = given.pop("json", None)
     starts, findings = reconcile_log(log, given, plain(path))
     if not findings and not any(start["lines"] for start in starts):
@@ -153,6 +160,7 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         config.model.tensor_parallel_size,
         enable_expert_parallel=config.model.enable_expert_parallel,
     )
+    spans_of_stages(model.num_hidden_layers, config.model.pipeline_parallel_size)
     try:
         pool = pool_of(config, model, gpu, grouped=True)
         check_start(pool, config)

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,19 +20,21 @@ if TYPE_CHECKING:  # `kvsim capacity` runs nothing, and reads a trace only if it
     from workloads.record import Trace
 
 
-def given_by(values: dict[str, Any]) -> dict[str, Given]:
+def given_by(values: dict[str, Any], own: Collection[str] = ()) -> dict[str, Given]:
     """Answer what the user gave, of the *values* of all flags; a flag wins over ``--config``.
+
+    *own* are the flags that only this command has.
 
     Raises:
         ConfigError: the configuration file cannot be used.
     """
     config = values["config"]
-    given = read_config_file(config) if config is not None else {}
-    for setting in settings():
-        value = values.get(setting.name)
+    given = read_config_file(config, own) if config is not None else {}
+    for name in (*(setting.name for setting in settings()), *own):
+        value = values.get(name)
         if value is not None:
-            flag = f"--no-{setting.flag[2:]}" if value is False else setting.flag
-            given[setting.name] = Given(value, FLAG_RANK, flag)
+            flag = name.replace("_", "-")
+            given[name] = Given(value, FLAG_RANK, f"--no-{flag}" if value is False else f"--{flag}")
     return given
 
 

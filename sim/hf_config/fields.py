@@ -102,6 +102,11 @@ class Fields:
         fields.notes = self.notes
         return fields
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no field at all."""
+        return not self._values
+
     def error(self, name: str, value: object, expected: str) -> ConfigError:
         """Answer the refusal of *value* in field *name*."""
         return ConfigError(f"{self.where}: {name} {quote(value)}: expected {expected}")

@@ -13,6 +13,7 @@ class Counter:
     def __init__(self, quantization: Quantization) -> None:
         self._quantization = quantization
         self._parts: dict[tuple[str, Holders], list[int]] = {}
+        self.expert_shape: tuple[int, int] | None = None
 
     def add(self, name: str, elements: int, held_by: Holders = "ranks",
             active: int | None = None) -> None:  # fmt: skip
@@ -24,9 +25,15 @@ class Counter:
     def parts(self) -> tuple[WeightPart, ...]:
         """Answer what was counted, with the bits of each part."""
         bits = {**self._quantization.bits, "output embedding": self._quantization.lm_head}
+        pads = self.expert_shape if self._quantization.method == "mxfp4" else None
         return tuple(
             WeightPart(
-                name=name, elements=elements, active=active, held_by=held_by, bits=bits.get(name, 0)
+                name=name,
+                elements=elements,
+                active=active,
+                held_by=held_by,
+                bits=bits.get(name, 0),
+                padded=pads if name == "experts" else None,
             )
             for (name, held_by), (elements, active) in self._parts.items()
             if elements

@@ -1,7 +1,8 @@
 """How weights are stored: ``quantization_config`` as bits an element, and what it leaves alone."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ LINEAR = ("attention", "linear attention", "mamba", "mlp", "experts", "shared ex
 """Parts that are quantized where nothing else is said: routers, embeddings and norms are not."""
 
 MAX_GROUPS = 16
-"""Groups of ``config_groups`` that are looked at: they are numbered."""
+"""Groups of ``config_groups`` that are looked at."""
 
 MAX_NAMES = 2_000_000
 """Names in a list of matrices: the file's size bounds them, not the number of layers."""
@@ -52,7 +53,13 @@ def quantization_of(fields: Fields, num_layers: int, sidecar: Fields | None) -> 
     Raises:
         ConfigError: a number in it makes no sense.
     """
+    for name in ("quantization_config", "compression_config"):
+        value = fields.raw(name)[1]
+        if value is not None and not isinstance(value, dict):
+            raise fields.error(name, value, "an object")
     given = fields.sub("quantization_config") or fields.sub("compression_config")
+    if given is not None and given.is_empty:
+        given = None
     if given is None and sidecar is not None:
         given = sidecar.sub("quantization") or sidecar
     if given is None:
@@ -117,11 +124,9 @@ def _mixed(given: Fields) -> dict[str, float]:
     A part with matrices of several kinds gets their mean.
     """
     found: dict[str, list[float]] = {}
-    groups = given.sub("config_groups")
-    for name in [f"group_{i}" for i in range(MAX_GROUPS)]:
-        group = groups.sub(name) if groups is not None else None
-        weights = group.sub("weights") if group is not None else None
-        if group is None or weights is None or not isinstance(group.raw("targets")[1], list):
+    for group in _groups(given):
+        weights = group.sub("weights")
+        if weights is None or not isinstance(group.raw("targets")[1], list):
             continue
         bits = _grouped(weights, "")
         for target in group.items("targets", most=MAX_NAMES) or ():
@@ -139,13 +144,19 @@ def _mixed(given: Fields) -> dict[str, float]:
 
 def _group(given: Fields) -> Fields | None:
     """Answer the weights of the first group of ``config_groups`` that has any."""
-    groups = given.sub("config_groups")
-    for name in [f"group_{i}" for i in range(MAX_GROUPS)]:
-        group = groups.sub(name) if groups is not None else None
-        weights = group.sub("weights") if group is not None else None
-        if weights is not None:
+    for group in _groups(given):
+        if (weights := group.sub("weights")) is not None:
             return weights
     return None
+
+
+def _groups(given: Fields) -> Iterator[Fields]:
+    """Answer the first groups of ``config_groups``: group_0, or any other name."""
+    groups, (_, names) = given.sub("config_groups"), given.raw("config_groups")
+    if groups is not None and isinstance(names, dict):
+        for name in islice(names, MAX_GROUPS):
+            if (group := groups.sub(name)) is not None:
+                yield group
 
 
 def _grouped(weights: Fields, algorithm: str) -> float:
@@ -163,6 +174,8 @@ def _grouped(weights: Fields, algorithm: str) -> float:
 def _group_size(given: Fields, missing: int = 0) -> int:
     """Answer elements that share a scale; 0 for a whole row or matrix, which -1 means."""
     size = given.integer("group_size", "q_group_size", least=-1)
+    if size == 0:
+        raise given.error("group_size", 0, "-1 or at least 1")
     return missing if size is None else max(0, size)
 
 

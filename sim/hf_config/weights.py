@@ -215,6 +215,7 @@ def _feed_forward(
                 missing.append(EXPERT_WIDTH[0])
             one = matrices * (narrow or hidden) * experts.width
             counter.add("experts", experts.num * one, active=experts.top_k * one)
+            counter.expert_shape = (experts.width, narrow or hidden)
             counter.add("router", hidden * experts.num, "everyone")
             counter.add("shared experts", matrices * hidden * experts.shared_width)
             if narrow is not None:

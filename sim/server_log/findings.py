@@ -10,8 +10,10 @@ from sim.server_log.identities import (
     GIB,
     ROUNDING,
     at,
+    block_size,
     graphs_share,
     memory_agrees,
+    num_workers,
     profile_of_v0,
     rate,
     tokens_agree,
@@ -49,11 +51,6 @@ def _who(said: Said) -> str:
     return said.worker or "the worker without prefix"
 
 
-def _size(startup: Startup, name: str) -> int:
-    word = getattr(startup, f"{name}_parallel_size")
-    return word.value if word is not None and isinstance(word.value, int) else 1
-
-
 def _pool(startup: Startup) -> Iterator[str]:
     """The pool is what the worker with least can hold."""
     said = startup.kv_gib
@@ -65,8 +62,7 @@ def _pool(startup: Startup) -> Iterator[str]:
             f"{at(low, high)}: all get the blocks that fit the least, {low.value:g} GiB of "
             f"{_who(low)}"
         )
-    ranks = _size(startup, "tensor") * _size(startup, "pipeline")
-    known = max(len(startup.workers), ranks)
+    known = num_workers(startup)
     if 0 < len(by_worker) < known and startup.engine == "vllm" and high is not None:
         yield (
             f"{len(by_worker)} of {known} workers printed its memory for the cache: "
@@ -145,7 +141,9 @@ def _running(startup: Startup) -> Iterator[str]:
 
 def _binding(startup: Startup, bytes_per_token: float) -> Iterator[str]:
     """Whether the worker whose memory was printed is the one that sets the pool."""
-    kv, tokens = least(startup.kv_gib), startup.kv_cache_tokens
+    kv, tokens, blocks = least(startup.kv_gib), startup.kv_cache_tokens, startup.num_gpu_blocks
+    if tokens is None and blocks is not None:
+        tokens = Said(blocks.value * (block_size(startup) or 16), blocks.line)
     if kv is None or tokens is None:
         return
     used = tokens.value * bytes_per_token / GIB

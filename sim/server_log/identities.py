@@ -195,12 +195,21 @@ def _against(size: int | None, each: float) -> str:
     return f", while block_size is said to be {size}"
 
 
+def num_workers(startup: Startup) -> int:
+    """Answer the workers that spoke, or that there are by the sizes that were said."""
+    ranks = 1
+    for word in (startup.tensor_parallel_size, startup.pipeline_parallel_size):
+        ranks *= word.value if word is not None and isinstance(word.value, int) else 1
+    return max(len(startup.workers), ranks)
+
+
 def rate(startup: Startup) -> list[tuple[str, float]]:
     """Answer bytes of cache a token that the figures give, each with its computation in words."""
     rates = []
     kv, tokens = startup.kv_cache_gib, startup.kv_cache_tokens
     # One worker's GiB and the tokens of all are of one worker only where all spoke.
-    counted = startup.tokens and not counts_a_group(startup)
+    spoke = len({said.worker for said in startup.kv_gib}) or 1
+    counted = startup.tokens and not counts_a_group(startup) and spoke >= num_workers(startup)
     if kv is not None and counted and tokens is not None and tokens.value > 0:
         rates.append((f"{kv.value:g} GiB / {tokens.value:,.0f} tokens", kv.value, tokens.value))
     for refusal in startup.refusals:

@@ -262,3 +262,60 @@ def test_dtype_and_quantization_size_weights_and_cache(kvsim: Kvsim) -> None:
     done = kvsim("capacity", *H100, "--model", "gpt-oss-20b", "--quantization", "fp8")
     assert done.code == 2
     assert "are quantized already; expected a checkpoint in 16 bits" in done.err
+
+
+def test_each_replica_has_the_seats_of_its_own_users(kvsim: Kvsim) -> None:
+    """10,000 users of 500 tokens: 12 cards at what a card holds, not 16 with 10,000 seats each."""
+    flags = ("--gpu", "H100", "--mean-len", "500", "--max-model-len", "4096")
+    alone = answer(kvsim, *flags)["concurrency"]["paged"]
+    for users in (10_000, 100_000):
+        first = answer(kvsim, *flags, "--users", str(users))["options"][0]
+        assert first["held"] <= alone
+        assert first["held"] == pytest.approx(alone, rel=0.2)
+        assert first["gpus"] == -(-users // first["held"])
+
+
+def test_requests_shorter_than_the_prefix_share_what_they_have(
+    kvsim: Kvsim, tmp_path: Path
+) -> None:
+    trace = tmp_path / "two.jsonl"
+    trace.write_text(
+        '{"arrival_time": 0, "input_length": 100, "output_length": 500}\n'
+        '{"arrival_time": 0, "input_length": 3000, "output_length": 500}\n'
+    )
+    flags = ("--gpu", "H100", "--max-model-len", "8192", "--trace", trace)
+    found = answer(kvsim, *flags, "--prefix-len", "1798")
+    blocks = found["num_gpu_blocks"] - 1 - 1798 // 16
+    alone = found["lengths"]["blocks"] - (100 // 16 + 1798 // 16) / 2
+    assert found["concurrency"]["prefix"] == pytest.approx(blocks / alone)
+
+
+@pytest.mark.parametrize(("model", "least"), [("Mistral-7B-v0.1", 4096), ("gemma-2-27b-it", 8192)])
+def test_a_reservation_of_a_window_is_no_longer_than_it(
+    kvsim: Kvsim, model: str, least: int
+) -> None:
+    flags = ("--model", model, "--gpu", "H200", "--max-model-len", str(least))
+    found = answer(kvsim, *flags)
+    blocks = str(found["num_gpu_blocks"])
+    same = answer(kvsim, *flags, "--num-gpu-blocks-override", blocks)
+    reserved = found["concurrency"]["reserve_max"]
+    assert reserved == pytest.approx(same["concurrency"]["reserve_max"], abs=1)
+    assert reserved == pytest.approx(found["concurrency"]["paged"], rel=0.35)
+
+
+def test_advice_is_what_decides(kvsim: Kvsim) -> None:
+    few = kvsim("capacity", *H100, "--num-gpu-blocks-override", "100")
+    assert few.err.strip().split("; what fits")[0].endswith("or raise --num-gpu-blocks-override")
+    stages = kvsim("capacity", *H100, "-pp", "2", "--gpu-memory-utilization", "0.1")
+    least = stages.err.partition("needs at least ")[2][:4]
+    assert f"--kv-cache-dtype auto from utilization {least}" in stages.err
+    assert kvsim("capacity", *H100, "-pp", "2", "--gpu-memory-utilization", least).code == 0
+
+
+def test_all_flags_come_from_a_file(kvsim: Kvsim, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('gpu = "H100"\nmax_model_len = 8192\nmean_len = 2000\nusers = 300\n')
+    found = answer(kvsim, "--config", config, "--users", "500")
+    assert (found["users"], found["lengths"]["tokens"]) == (500, 2000)
+    config.write_text('mean_len = "long"')
+    assert kvsim("capacity", "--config", config).code == 2

@@ -246,6 +246,7 @@ LINEARS = 4 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1024)
 ATTENTION = 4 * (2 * 512 * 512 + 2 * 512 * 128)
 EMBEDDINGS = 2 * 1024 * 512  # padded to a multiple of 64
 GROUP = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
+NAMED = {"W4A16": GROUP["group_0"]}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,8 @@ GROUP = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4 + 20 / 64),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
         ({"quant_method": "compressed-tensors", "config_groups": GROUP}, 4 + 16 / 128),
+        ({"quant_method": "compressed-tensors", "config_groups": NAMED}, 4 + 16 / 128),
+        ({}, 16),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
@@ -390,6 +393,12 @@ def test_longest_context(scaling: dict[str, Any] | None, longest: int) -> None:
         ({"torch_dtype": 16}, [], "torch_dtype 16: expected a string"),
         ({"kv_lora_rank": 512}, [], "qk_rope_head_dim is missing: the latent is unknown"),
         ({"is_encoder_decoder": True}, [], "expected a model that only decodes"),
+        ({"quantization_config": "fp8"}, [], "quantization_config 'fp8': expected an object"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "group_size": 0}},
+            [],
+            "group_size 0: expected -1 or at least 1",
+        ),
         ({"model_type": "bert"}, [], "model_type bert: expected a model that decodes"),
         ({"block_configs": [1, 2, 3, 4]}, [], r"block_configs\[0\] 1: expected an object"),
         ({"layer_types": ["moe"] * 4}, [], "no layer keeps keys, values or a state"),

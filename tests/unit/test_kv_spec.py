@@ -278,9 +278,9 @@ def test_whole_experts_are_shared_by_their_number() -> None:
 
 
 def test_a_refusal_for_memory_speaks_of_one_of_the_gpus() -> None:
-    message = "DeepSeek-V3 on each of 8 GPUs takes 164.31 GiB"
+    message = "DeepSeek-V3 on each of 8 GPUs takes 85.68 GiB"
     with pytest.raises(ConfigError, match=re.escape(message)):
-        pool_of("DeepSeek-V3", "H200", tensor_parallel_size=8)
+        pool_of("DeepSeek-V3", "H100", tensor_parallel_size=8)
 
 
 def test_blocks_given_are_those_of_one_gpu() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sim.hardware import get_gpu
 from sim.hf_config import read_config, spec_of
 from sim.kv_groups import cache_groups
 from sim.kv_layout import (
@@ -15,6 +16,7 @@ from sim.kv_layout import (
     sequence_bytes,
 )
 from sim.kv_spec import weight_bytes
+from sim.memory import RULES, Engine, fixed_shares
 from sim.models import get_model
 
 SUMMED = {"B38_openelm-270m.json", "B39_decilm-variable-gqa.json"}
@@ -149,6 +151,22 @@ def test_a_refusal_of_deepseek_v4_needs_what_the_log_says() -> None:
     padded = (groups.bytes_per_block + groups.padding_bytes) / 2**30
     assert round(groups.blocks_for(30_000, in_flight_tokens=16_384) * padded, 2) == 6.66
     assert round(groups.blocks_for(13_528, in_flight_tokens=16_384) * padded, 2) == 5.44
+
+
+def test_weights_of_mxfp4_are_padded_as_two_logs_need() -> None:
+    """gpt-oss-120b on an H100 under 0.11, with the rules of which all other terms agree.
+
+    At 0.95 and 1,024 batched tokens 1.71 GiB were left (vllm-project/vllm#27508), at the defaults
+    -2.14 (#23278): 65.9 GiB of weights, and 60.7 in the checkpoint.
+    """
+    model, gpu = get_model("gpt-oss-120b"), get_gpu("H100")
+    weights = weight_bytes(model)
+    assert weights / 2**30 == pytest.approx(65.9, abs=0.3)
+    for utilization, batched, left in ((0.95, 1024, 1.71), (0.9, 8192, -2.14)):
+        engine = Engine(1024, batched, rules=RULES["0.11"])
+        used = sum(share.num_bytes for share in fixed_shares(model, gpu, engine))
+        ours = (utilization * gpu.memory_visible_bytes - used) / 2**30
+        assert ours == pytest.approx(left, abs=0.35)
 
 
 FP8 = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}

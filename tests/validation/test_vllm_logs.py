@@ -1,9 +1,8 @@
 """The memory model against start-up logs of vLLM (``tests/data/vllm_logs.csv``).
 
 Facts read off public logs; each row names its source. ``grade`` A has all that is needed, B lacks
-or infers a part (0.11 printed no tokens). Models that are no presets are in ``log_models.toml``;
-the full estimate of pipeline stages is skipped and says so. GiB were printed with two digits: half
-of the last one is allowed everywhere.
+or infers a part (0.11 printed no tokens). Models that are no presets are in ``log_models.toml``.
+GiB were printed with two digits: half of the last one is allowed everywhere.
 """
 
 import csv
