@@ -27,6 +27,7 @@ from sim.config import (
 )
 from sim.errors import ConfigError, FileError
 from sim.files import refuse_twice, regular
+from sim.goodput import parse_goodput
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
@@ -179,6 +180,9 @@ def resolve(
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
     timing = TimingConfig(**concern("timing"))
+    load = LoadConfig(**concern("load"))
+    if load.goodput is not None:
+        parse_goodput(load.goodput, given["goodput"].where)
     if runs:
         notes += modelled_notes(
             spec,
@@ -186,7 +190,7 @@ def resolve(
             prices_kernels=timing.step_time == "roofline",
         )
     run = RunConfig(
-        load=LoadConfig(**concern("load")),
+        load=load,
         model=model,
         cache=cache,
         scheduler=_complete(
@@ -213,9 +217,12 @@ def convert(setting: Setting, given: Given) -> Any:
     if given.rank == FLAG_RANK and kind in (int, float) and isinstance(value, str):
         suffixes = " (1k is 1000, 1K is 1024)" if kind is int else ""
         value = _float(value) if kind is float else _whole(value.strip())
+    if setting.has_inf and value == math.inf:
+        value = "inf"
     try:
         value = msgspec.convert(value, setting.annotation)
-        usable = value not in {None, ""} and (kind is not float or math.isfinite(value))
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        usable = value not in {None, ""} and not infinite
     except msgspec.ValidationError:
         usable = False
     if not usable:

@@ -1,6 +1,5 @@
 """What every command does: read flags and trace, run with a progress bar, print."""
 
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,14 +47,9 @@ def print_json(value: object) -> None:
 
 def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
     """Read the trace and say on stderr what the user should know before the run."""
-    from workloads.readers import read_trace  # noqa: PLC0415  # see above
-    from workloads.samples import CONVERSATION  # noqa: PLC0415  # see above
+    from sim.arrivals import arriving, recorded  # noqa: PLC0415  # see above
 
-    if load.trace is None:
-        # Its name without the place of installation: results do not depend on that.
-        trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
-    else:
-        trace = read_trace(load.trace, load.trace_format)
+    trace = arriving(recorded(load), load)
     for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
         say(f"note: {note}")
     return trace
