@@ -46,10 +46,8 @@ def write_table(folder: Path, name: str, tables: Iterable["pa.Table"], table_for
 
     The other of the two is taken away: one that an earlier run left would be taken for this run's.
     """
-    with (
-        atomic(folder / f"{name}.{table_format}") as temporary,
-        temporary.open("wb") as file,
-    ):
+    path = folder / f"{name}.{table_format}"
+    with atomic(path) as temporary, temporary.open("wb") as file:
         _put_table(file, tables, table_format)
     for other in {"csv", "parquet"} - {table_format}:
         (folder / f"{name}.{other}").unlink(missing_ok=True)
@@ -111,7 +109,7 @@ def flat_summaries(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     terms = dict.fromkeys(term for summary in summaries for term in summary["step_time_s"])
     rows = [
         {
-            name: math.inf if (name, value) == ("request_rate", "inf") else value
+            name: math.inf if value == "inf" and name.endswith("request_rate") else value
             for name, value in summary.items()
             if name not in {"refused", "step_time_s"}
         }
@@ -131,10 +129,21 @@ def _identifier(term: str) -> str:
 def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
     """Write ``compare.json`` and ``compare.csv``, a row an allocator; answer the files."""
     write_json(folder / "compare.json", rows)
+    return [folder / "compare.json", *write_rows(folder, "compare", flat_summaries(rows), ["csv"])]
+
+
+def write_rows(
+    folder: Path, name: str, rows: Sequence[dict[str, Any]], formats: Sequence[str]
+) -> list[Path]:
+    """Write *rows*, which have equal keys, as ``<name>`` in each of *formats*; answer the files."""
     import pyarrow as pa  # noqa: PLC0415  # kvsim run needs it for its tables only
 
-    write_table(folder, "compare", [pa.Table.from_pylist(flat_summaries(rows))], "csv")
-    return [folder / "compare.json", folder / "compare.csv"]
+    table, paths = pa.Table.from_pylist(list(rows)), []
+    for table_format in formats:
+        paths.append(folder / f"{name}.{table_format}")
+        with atomic(paths[-1]) as temporary, temporary.open("wb") as file:
+            _put_table(file, [table], table_format)
+    return paths
 
 
 def versions() -> dict[str, Any]:

@@ -94,3 +94,34 @@ def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Call
     finally:
         if bar is not None:
             bar.close()
+
+
+@contextmanager
+def progress_of_cells(total: int, done: int) -> Iterator[Callable[[bool], None]]:
+    """Lend a callback, told whether the cell failed, that shows on stderr how many are done.
+
+    *done* of *total* were before; the rate and the time left are of those that come.
+    """
+    from tqdm import tqdm  # noqa: PLC0415  # as above
+
+    interval = 0.5 if sys.stderr.isatty() else 10.0
+    failed = 0
+    with tqdm(
+        total=total,
+        initial=done,
+        desc="sweep",
+        unit=" cell",
+        file=sys.stderr,
+        mininterval=interval,
+        maxinterval=interval,
+        smoothing=0,
+    ) as bar:
+
+        def update(has_failed: bool) -> None:
+            nonlocal failed
+            failed += has_failed
+            if failed:
+                bar.set_postfix_str(f"{failed} failed", refresh=False)
+            bar.update()
+
+        yield update
