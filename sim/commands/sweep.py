@@ -58,8 +58,8 @@ def _run_cells(folder: SweepFolder, plan: Plan, run: _Run) -> int:
     todo = [cell for cell in plan.cells if cell.name not in finished]
     try:
         with (
-            progress_of_cells(len(plan.cells), len(finished)) as update,
             closing(run(todo, plan.inputs)) as results,
+            progress_of_cells(len(plan.cells), len(finished)) as update,
         ):
             for cell, files in results:
                 folder.save(cell, files)

@@ -5,6 +5,7 @@ a node, and results come back as bytes. Ray itself retries a cell whose worker o
 """
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -31,7 +32,7 @@ _fetched: dict[str, Inputs] = {}
 
 
 def run_ray(cells: Sequence[Cell], inputs: Inputs, address: str | None) -> Results:
-    """Yield every cell with its files as it finishes, as many at a time as the cluster has CPUs.
+    """Connect, and yield every cell as it finishes, as many at a time as the cluster has CPUs.
 
     *address* of the cluster: ``HOST:PORT`` on one of its nodes, ``ray://HOST:PORT`` from outside,
     None for the one that runs here (or ``RAY_ADDRESS``).
@@ -41,10 +42,14 @@ def run_ray(cells: Sequence[Cell], inputs: Inputs, address: str | None) -> Resul
         FileError: the cluster does not answer, or has no CPU.
     """
     ray = _connected(address)
+    num_cpus = int(ray.cluster_resources().get("CPU", 0))
+    if num_cpus < 1:
+        raise FileError("--executor ray: the cluster has no CPU; expected at least one")
+    return _results(ray, cells, inputs, num_cpus)
+
+
+def _results(ray: Any, cells: Sequence[Cell], inputs: Inputs, num_cpus: int) -> Results:
     try:
-        num_cpus = int(ray.cluster_resources().get("CPU", 0))
-        if num_cpus < 1:
-            raise FileError("--executor ray: the cluster has no CPU; expected at least one")
         shared = [ray.put(inputs)]  # in a list: Ray would fetch it for every call otherwise
         run = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_run)
         todo = deque(cells)
@@ -78,6 +83,7 @@ def _run(shared: Sequence[Any], cell: Cell) -> Files:
 
 def _connected(address: str | None) -> Any:
     """Answer the module ``ray``, connected to the cluster at *address*."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # one line says what is wrong, ours
     try:
         import ray  # noqa: PLC0415  # an extra
     except ImportError:
