@@ -58,7 +58,7 @@ def _run_cells(folder: SweepFolder, plan: Plan, run: _Run) -> int:
     todo = [cell for cell in plan.cells if cell.name not in finished]
     try:
         with (
-            closing(run(todo, plan.inputs)) as results,
+            closing(run(todo, plan.inputs) if todo else _nothing()) as results,
             progress_of_cells(len(plan.cells), len(finished)) as update,
         ):
             for cell, files in results:
@@ -83,6 +83,11 @@ def _run_cells(folder: SweepFolder, plan: Plan, run: _Run) -> int:
     if len(failures) > _SHOWN_FAILURES:
         say(f"failed: {len(failures) - _SHOWN_FAILURES:,} more, see sweep.json")
     return 1 if failures else 0
+
+
+def _nothing() -> Results:
+    """Yield the results of no cells, for which nobody need be started."""
+    yield from ()
 
 
 def _executor(values: dict[str, Any]) -> _Run:

@@ -227,12 +227,11 @@ def _changes(old: Any, new: Any, where: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in {**old, **new}:
             if old.get(name) != new.get(name):
-                is_table = isinstance(old.get(name), dict) or isinstance(new.get(name), dict)
-                yield from _changes(
-                    old.get(name, {} if is_table else None),
-                    new.get(name, {} if is_table else None),
-                    f"{where}[{name}] " if is_table else f"{where}{name}",
-                )
+                parts = (old.get(name), new.get(name))
+                if any(isinstance(part, dict) for part in parts):
+                    yield from _changes(parts[0] or {}, parts[1] or {}, f"{where}[{name}] ")
+                else:
+                    yield from _changes(*parts, f"{where}{name}")
     elif old != new:
         yield f"{where} was {quote(old)}, is {quote(new)}"
 

@@ -5,12 +5,14 @@ Every worker is a pool of one process: whose process dies is known, and nobody e
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -31,24 +33,46 @@ class _Task(NamedTuple):
 
 
 class _Worker:
-    """One process, started with the first cell, that ends as soon as this one does."""
+    """One process, started with the first cell, that ends as soon as this one does.
 
-    def __init__(self, inputs: Inputs) -> None:
+    *inputs*, pickled, go through a pipe of their own: as an argument of the process they would be
+    written to one that this process reads too, and which blocks for ever if the worker dies first.
+    """
+
+    def __init__(self, inputs: bytes) -> None:
         context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
         watched, self._lifeline = context.Pipe(duplex=False)
-        self._watched = watched
-        self._pool = ProcessPoolExecutor(1, context, _start, (watched, inputs))
+        taken, self._given = context.Pipe(duplex=False)
+        self._theirs: list[Connection] = [watched, taken]
+        self._pool = ProcessPoolExecutor(1, context, _start, (watched, taken))
+        self._inputs = inputs
 
     def submit(self, cell: Cell) -> "Future[Files]":
-        """Start *cell*."""
+        """Start *cell*.
+
+        Raises:
+            BrokenProcessPool: the process has died.
+        """
         with uninterrupted():  # an interruption is this process's affair, not the workers'
-            return self._pool.submit(_run, cell)
+            future = self._pool.submit(_run, cell)
+        if self._theirs:
+            self._close_theirs()
+            threading.Thread(target=self._give, daemon=True).start()
+        return future
 
     def stop(self) -> None:
         """End the process at once, whatever it does."""
         self._lifeline.close()
-        self._watched.close()
+        self._close_theirs()
         self._pool.shutdown(cancel_futures=True)
+
+    def _close_theirs(self) -> None:
+        while self._theirs:
+            self._theirs.pop().close()
+
+    def _give(self) -> None:
+        with suppress(OSError), self._given:  # it may die in the meantime
+            self._given.send_bytes(self._inputs)
 
 
 def run_local(cells: Sequence[Cell], inputs: Inputs, jobs: int) -> Results:
@@ -57,7 +81,8 @@ def run_local(cells: Sequence[Cell], inputs: Inputs, jobs: int) -> Results:
     A cell whose worker dies is tried again, `MAX_TRIES` times in all; then that is its failure.
     """
     todo = deque(_Task(cell, 1) for cell in cells)
-    idle = [_Worker(inputs) for _ in range(min(jobs, len(todo)))]
+    pickled = pickle.dumps(inputs)
+    idle = [_Worker(pickled) for _ in range(min(jobs, len(todo)))]
     running: dict[Future[Files], tuple[_Worker, _Task]] = {}
     try:
         while todo or running:
@@ -67,7 +92,7 @@ def run_local(cells: Sequence[Cell], inputs: Inputs, jobs: int) -> Results:
                     running[worker.submit(task.cell)] = (worker, task)
                 except BrokenProcessPool:  # died while it had nothing to do
                     worker.stop()
-                    idle.append(_Worker(inputs))
+                    idle.append(_Worker(pickled))
                     todo.appendleft(task)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 worker, (cell, tries) = running.pop(future)
@@ -75,7 +100,7 @@ def run_local(cells: Sequence[Cell], inputs: Inputs, jobs: int) -> Results:
                     files = future.result()
                 except BrokenProcessPool:
                     worker.stop()
-                    idle.append(_Worker(inputs))
+                    idle.append(_Worker(pickled))
                     if tries < MAX_TRIES:
                         todo.appendleft(_Task(cell, tries + 1))
                         continue
@@ -88,17 +113,17 @@ def run_local(cells: Sequence[Cell], inputs: Inputs, jobs: int) -> Results:
             worker.stop()
 
 
-def _start(watched: Connection, inputs: Inputs) -> None:
-    """Make this process a worker: keep *inputs*, and die when the other end of *watched* does."""
+def _start(watched: Connection, taken: Connection) -> None:
+    """Make this process a worker: die when the other end of *watched* does, take the inputs."""
 
     def watch() -> None:
-        try:
+        with suppress(EOFError, OSError):
             watched.recv_bytes()
-        except (EOFError, OSError):
-            os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
-    _inputs.append(inputs)
+    with suppress(EOFError), taken:
+        _inputs.append(pickle.loads(taken.recv_bytes()))
 
 
 def _run(cell: Cell) -> Files:

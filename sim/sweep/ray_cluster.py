@@ -5,7 +5,6 @@ a node, and results come back as bytes. Ray itself retries a cell whose worker o
 """
 
 import logging
-import os
 import signal
 import socket
 import threading
@@ -21,6 +20,9 @@ from workloads.errors import plain
 
 CONNECT_SECONDS = 15
 """How long a cluster may take to answer."""
+
+POLL_SECONDS = 5
+"""How long to wait for a result before asking whether the cluster is still there."""
 
 MAX_RETRIES = 3
 """Times that Ray runs a cell again whose worker is lost."""
@@ -45,10 +47,15 @@ def run_ray(cells: Sequence[Cell], inputs: Inputs, address: str | None) -> Resul
     num_cpus = int(ray.cluster_resources().get("CPU", 0))
     if num_cpus < 1:
         raise FileError("--executor ray: the cluster has no CPU; expected at least one")
-    return _results(ray, cells, inputs, num_cpus)
+    if address is None or not address.startswith("ray://"):
+        address = ray.get_runtime_context().gcs_address
+    return _results(ray, address, cells, inputs, num_cpus)
 
 
-def _results(ray: Any, cells: Sequence[Cell], inputs: Inputs, num_cpus: int) -> Results:
+def _results(
+    ray: Any, address: str, cells: Sequence[Cell], inputs: Inputs, num_cpus: int
+) -> Results:
+    """Yield what `run_ray` does, of a cluster that is connected, then disconnect."""
     try:
         shared = [ray.put(inputs)]  # in a list: Ray would fetch it for every call otherwise
         run = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_run)
@@ -58,7 +65,10 @@ def _results(ray: Any, cells: Sequence[Cell], inputs: Inputs, num_cpus: int) -> 
             while todo and len(running) < 2 * num_cpus:  # the next one waits at its worker
                 cell = todo.popleft()
                 running[run.remote(shared, cell)] = cell
-            for done in ray.wait(list(running), num_returns=1)[0]:
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+            if not ready:  # a driver that waits for a cluster that is gone ends without a word
+                _check_reachable(address, "--executor ray")
+            for done in ready:
                 cell = running.pop(done)
                 try:
                     files = ray.get(done)
@@ -83,14 +93,14 @@ def _run(shared: Sequence[Any], cell: Cell) -> Files:
 
 def _connected(address: str | None) -> Any:
     """Answer the module ``ray``, connected to the cluster at *address*."""
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # one line says what is wrong, ours
     try:
         import ray  # noqa: PLC0415  # an extra
     except ImportError:
         raise ConfigError("--executor ray needs Ray: pip install 'kvsim[ray]'") from None
-    where = "--executor ray" if address is None else f"--address {plain(address)}"
+    where = "--executor ray"
     if address is not None:
-        _check_reachable(address, where)
+        _check_reachable(address, "--address")
+        where = f"--address {plain(address)}"
     problem: list[BaseException] = []
 
     def connect() -> None:
@@ -122,9 +132,11 @@ def _check_reachable(address: str, where: str) -> None:
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{where}: expected HOST:PORT or ray://HOST:PORT, like 10.0.0.1:6379")
+        raise ConfigError(
+            f"{where} {plain(address)}: expected HOST:PORT or ray://HOST:PORT, like 10.0.0.1:6379"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, UnicodeError) as error:
         why = reason(error)
-        raise FileError(f"{where}: {why}; {_EXPECTED}") from None
+        raise FileError(f"{where} {plain(address)}: {why}; {_EXPECTED}") from None

@@ -9,6 +9,7 @@ from sim.arrivals import arriving
 from sim.config import RunConfig
 from sim.errors import ConfigError
 from sim.files import encode_json
+from sim.report import Summary
 from sim.results import run_files, versions
 from sim.simulation import RunResult, Simulation
 from sim.summary import summarize
@@ -34,8 +35,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Files:
             return failure(cell, f"worker has {here}, but the sweep is of {inputs.versions}")
         if cell.find is not None:
             return _searched(cell, inputs)
-        result = _run(cell.config, inputs)
-        return run_files(result, summarize(result))
+        return run_files(*_run(cell.config, inputs))
     except (ConfigError, TraceError) as error:
         return failure(cell, str(error))
     except MemoryError as error:
@@ -50,11 +50,14 @@ def failure(cell: Cell, why: str) -> Files:
     return {ERROR_FILE: encode_json(content)}
 
 
-def _run(config: RunConfig, inputs: Inputs) -> RunResult:
+def _run(config: RunConfig, inputs: Inputs) -> tuple[RunResult, Summary]:
+    """Answer a run and its summary, which call files by the names that *config* has."""
     trace = arriving(inputs.trace_of(config.load), config.load)
     with inputs.located(config) as located:
-        simulation = Simulation(located, trace)
-    return dataclasses.replace(simulation.run(), config=config)
+        result = Simulation(located, trace).run()
+        summary = summarize(result)
+    names = {"model_id": config.model.model, "gpu": config.model.gpu}
+    return dataclasses.replace(result, config=config), summary | names
 
 
 def _searched(cell: Cell, inputs: Inputs) -> Files:
@@ -65,12 +68,11 @@ def _searched(cell: Cell, inputs: Inputs) -> Files:
     find = cell.find
     assert find is not None
     tried: list[dict[str, Any]] = []
-    kept: dict[bool, tuple[RunResult, dict[str, Any]]] = {}
+    kept: dict[bool, tuple[RunResult, Summary]] = {}
 
     def meets(rate: float) -> bool:
         changes = {"request_rate": _json_rate(rate), "goodput": find.goodput}
-        result = _run(with_values(cell.config, changes), inputs)
-        summary = summarize(result)
+        result, summary = _run(with_values(cell.config, changes), inputs)
         names = ("request_rate", "slo_attainment", "request_goodput", "p99_ttft_ms", "p99_tpot_ms")
         tried.append({name: summary[name] for name in names})
         met = bool(summary["slo_attainment"] >= find.share)
