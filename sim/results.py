@@ -133,12 +133,21 @@ def write_comparison(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]
 
 
 def write_rows(
-    folder: Path, name: str, rows: Sequence[dict[str, Any]], formats: Sequence[str]
+    folder: Path,
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    formats: Sequence[str],
+    columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Write *rows*, which have equal keys, as ``<name>`` in each of *formats*; answer the files."""
+    """Write *rows*, which have equal keys, as ``<name>`` in each of *formats*; answer the files.
+
+    *columns* are those of a table without rows.
+    """
     import pyarrow as pa  # noqa: PLC0415  # kvsim run needs it for its tables only
 
     table, paths = pa.Table.from_pylist(list(rows)), []
+    if not rows:
+        table = pa.table({column: pa.array([], pa.string()) for column in columns})
     for table_format in formats:
         paths.append(folder / f"{name}.{table_format}")
         with atomic(paths[-1]) as temporary, temporary.open("wb") as file:

@@ -5,6 +5,7 @@ it ends. A cell is written beside its place and moved there when it is complete,
 lies under a cell's name can be relied on, and all other names are of no use to anybody.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -163,7 +164,8 @@ class SweepFolder:
         cells = [cell for cell in self._cells if cell.name in finished]
         flat = flat_summaries([finished[cell.name] for cell in cells])
         rows = [_row(cell, summary) for cell, summary in zip(cells, flat, strict=True)]
-        files = write_rows(self.path, SUMMARY, rows, _FORMATS)
+        columns = ["cell", *self._cells[0].settings]
+        files = write_rows(self.path, SUMMARY, rows, _FORMATS, columns)
         self._write_record(
             [
                 {"cell": cell.name, **cell.settings, "error": failed[cell.name]}
@@ -178,10 +180,9 @@ class SweepFolder:
         return f"--output-dir {plain(str(self.path))}"
 
     def _refuse(self, why: str) -> None:
+        path = self.path if self.path.name else self.path.resolve()
         free = next(
-            name
-            for number in range(2, 10_000)
-            if not (name := self.path.with_name(f"{self.path.name}-{number}")).exists()
+            name for number in itertools.count(2) if not Path(name := f"{path}-{number}").exists()
         )
         raise ConfigError(f"{self._shown} {why}; expected the same sweep, or another: -o {free}")
 

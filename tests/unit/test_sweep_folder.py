@@ -48,6 +48,8 @@ def test_a_failure_is_replaced_by_a_result(made: tuple[SweepFolder, Plan]) -> No
     with folder.opened():
         folder.save(first, failure(first, "no\nroom"))
         assert folder.failed() == {first.name: "no room"}
+        folder.write_summary()
+        assert (folder.path / "summary.csv").read_text() == '"cell","block_size","seed"\n'
         folder.save(first, FILES)
         folder.save(second, failure(second, "no room"))
         folder.write_summary()
