@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.columns import Columns, FloatArray
+from sim.columns import BoolArray, Columns, FloatArray
 from sim.gaps import PERCENTILES, GapStatistics
-from sim.goodput import goodput_section, parse_goodput
+from sim.goodput import parse_goodput
 from sim.overrun import Overrun, StepSizes
 from sim.request import UNSET
 from sim.simulation import RunResult
@@ -26,7 +26,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
 
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
     second of simulated time from the first arrival to the last token. *request_rate* and what
-    `sim.goodput` answers are there if they were asked for.
+    `_goodput` answers are there if they were asked for.
     """
     config, trace, recorder = result.config, result.trace, result.recorder
     spent = _Spent(result.step_time)
@@ -51,8 +51,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         load["request_rate"] = config.load.request_rate
     if config.load.goodput is not None:
         measured = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
-        slos = parse_goodput(config.load.goodput)
-        load |= goodput_section(slos, measured, duration, len(trace))
+        load |= _goodput(parse_goodput(config.load.goodput), measured, duration, len(trace))
     max_model_len = config.model.max_model_len or 0
     served = trace.num_prompt_tokens < max_model_len
     clipped = served & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
@@ -82,6 +81,21 @@ def summarize(result: RunResult) -> dict[str, Any]:
         **spent.section(),
         "kv_pool_provenance": result.pool.provenance,
     }
+
+
+def _goodput(
+    slos: dict[str, float], seconds: dict[str, FloatArray], duration: float, num_prompts: int
+) -> dict[str, Any]:
+    """Answer the requests that meet all of *slos* (ms) a second, as vLLM counts them.
+
+    And ``slo_attainment``, their share of all *num_prompts* requests, refused ones included.
+    *seconds* [num completed] by metric, tpot 0 for outputs of one token.
+    """
+    met: BoolArray = np.ones(len(seconds["ttft"]), dtype=np.bool_)
+    for name, milliseconds in slos.items():
+        met &= seconds[name] <= milliseconds / 1e3
+    good = int(met.sum())
+    return {"request_goodput": _ratio(good, duration), "slo_attainment": good / num_prompts}
 
 
 def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:
