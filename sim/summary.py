@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.columns import Columns, FloatArray
+from sim.columns import BoolArray, Columns, FloatArray
 from sim.gaps import PERCENTILES, GapStatistics
+from sim.goodput import parse_goodput
 from sim.overrun import Overrun, StepSizes
 from sim.request import UNSET
 from sim.simulation import RunResult
@@ -24,7 +25,8 @@ def summarize(result: RunResult) -> dict[str, Any]:
     """Answer the summary of a run; None where a figure has no value (no request, no look-up).
 
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
-    second of simulated time from the first arrival to the last token.
+    second of simulated time from the first arrival to the last token. *request_rate* and what
+    `_goodput` answers are there if they were asked for.
     """
     config, trace, recorder = result.config, result.trace, result.recorder
     spent = _Spent(result.step_time)
@@ -42,8 +44,14 @@ def summarize(result: RunResult) -> dict[str, Any]:
     )
     num_prompt, num_output = trace.num_prompt_tokens[done], requests["num_output_tokens"][done]
     more = num_output > 1  # vLLM leaves requests of one token out of TPOT
-    tpot = (last - first)[more] / (num_output[more] - 1)
+    tpot = (last - first) / np.maximum(num_output - 1, 1)  # and takes it as 0 for goodput
     duration = totals.duration_ps / PS_PER_S
+    load: dict[str, Any] = {}
+    if config.load.request_rate is not None:
+        load["request_rate"] = config.load.request_rate
+    if config.load.goodput is not None:
+        measured = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
+        load |= _goodput(parse_goodput(config.load.goodput), measured, duration, len(trace))
     max_model_len = config.model.max_model_len or 0
     served = trace.num_prompt_tokens < max_model_len
     clipped = served & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
@@ -51,6 +59,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "model_id": config.model.model,
         "gpu": config.model.gpu,
         "num_prompts": len(trace),
+        **load,
         "duration": duration,
         "completed": int(done.sum()),
         "failed": int((~done).sum()),
@@ -62,7 +71,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "max_output_tokens_per_s": int(totals.tokens_in_second.max(initial=0)),
         "max_concurrent_requests": _peak_per_second(arrival, last),
         **_latency("ttft", first - arrival),
-        **_latency("tpot", tpot),
+        **_latency("tpot", tpot[more]),
         **_inter_token_latency(totals.inter_token),
         **_latency("e2el", last - arrival),
         "num_clipped_requests": int(clipped.sum()),
@@ -72,6 +81,21 @@ def summarize(result: RunResult) -> dict[str, Any]:
         **spent.section(),
         "kv_pool_provenance": result.pool.provenance,
     }
+
+
+def _goodput(
+    slos: dict[str, float], seconds: dict[str, FloatArray], duration: float, num_prompts: int
+) -> dict[str, Any]:
+    """Answer the requests that meet all of *slos* (ms) a second, as vLLM counts them.
+
+    And ``slo_attainment``, their share of all *num_prompts* requests, refused ones included.
+    *seconds* [num completed] by metric, tpot 0 for outputs of one token.
+    """
+    met: BoolArray = np.ones(len(seconds["ttft"]), dtype=np.bool_)
+    for name, milliseconds in slos.items():
+        met &= seconds[name] <= milliseconds / 1e3
+    good = int(met.sum())
+    return {"request_goodput": _ratio(good, duration), "slo_attainment": good / num_prompts}
 
 
 def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_run(kvsim: Kvsim, flags: list[str], code: int, parts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["a command is missing", "compare, run, tables"]),
+        ([], ["a command is missing", "compare, run, sweep, tables"]),
         (["rum"], ["unknown command 'rum'; did you mean 'run'?"]),
         (["compair", "--allocator", "paged"], ["unknown command 'compair'", "mean 'compare'?"]),
         (["--nonsense"], ["--nonsense"]),
@@ -274,7 +274,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("workloads.readers.read_trace", interrupted)
+    monkeypatch.setattr("sim.arrivals.read_trace", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err.strip() == "kvsim: interrupted"
 

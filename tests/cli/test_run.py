@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -353,13 +353,13 @@ def test_a_full_disk_leaves_old_files_whole(
     real_json = msgspec.json.format
 
     class FailingWriter(pa.parquet.ParquetWriter):  # type: ignore[misc]  # has no types
-        def __init__(self, path: Path, schema: pa.Schema) -> None:
-            super().__init__(path, schema)
-            self.path = path
+        def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+            super().__init__(file, schema)
+            self.file = file
 
         def write_table(self, table: pa.Table) -> None:
-            if names[nth].partition(".")[0] in self.path.name:
-                self.path.write_bytes(b"half")
+            if names[nth].partition(".")[0] in Path(self.file.name).name:
+                self.file.write(b"half")
                 raise FULL
             super().write_table(table)
 

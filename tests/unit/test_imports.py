@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
+    ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow", "goodput"),
     ("hardware", "kv_layout", "kv_groups", "server_log"),
     ("model_spec",),
     ("hf_config",),
@@ -23,12 +23,12 @@ LAYERS = (
     ("scheduler_output", "options", "refusal", "modelled", "overrun"),
     ("scheduler",),
     ("settings",),
-    ("metrics", "capacity", "reconcile"),
+    ("metrics", "capacity", "reconcile", "arrivals"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "plots", "timing_report", "timing_plots"),
+    ("comparison", "plots", "timing_report", "timing_plots", "sweep"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -46,13 +46,14 @@ ROWS_ONLY = {
     "plots": set[str](),
 }
 COMMANDS = {
-    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+    f"sim/commands/{name}.py"
+    for name in ("capacity", "common", "run", "compare", "sweep", "tables")
 }
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
-    "tabulate": {"sim/comparison.py", "sim/timing_report.py"},
+    "tabulate": {"sim/comparison.py", "sim/timing_report.py", "sim/commands/sweep.py"},
     "pyarrow": {
         "sim/result_tables.py",
         "sim/arrow.py",
@@ -65,7 +66,7 @@ ONLY_IN = {
     "pandas": {"sim/plots.py"},
     "torch": set[str](),
     "triton": set[str](),
-    "ray": set[str](),
+    "ray": {"sim/sweep/ray_cluster.py"},
 }
 FILES = sorted(
     path.relative_to(REPOSITORY)
@@ -185,6 +186,7 @@ def _imported(*arguments: str) -> set[str]:
         ["--help"],
         ["--version"],
         ["run", "--help"],
+        ["sweep", "--help"],
         ["tables", "--help"],
         ["tables", "show", "--help"],
     ],
