@@ -361,6 +361,15 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(f"{KERNELS} --gpu H100", "", "--tensor-parallel-size 2", ("duration", "steps")),
         Refused(f"{POOL} --tensor-parallel-size 3", 2, "32 attention heads that cannot be shared"),
     ],
+    "request_rate": [
+        Effect(f"{POOL} --trace {{spread}}", "", "--request-rate 50", ("requests", "duration")),
+        Effect(f"{POOL} --trace {{spread}}", "", "--request-rate inf", ("requests",)),
+        Refused(f"{POOL} --request-rate 0", 2, "--request-rate: expected"),
+    ],
+    "goodput": [
+        Effect(POOL, "", "--goodput ttft:5", ("config",)),
+        Refused(f"{POOL} --goodput ttfb:5", 2, "did you mean 'ttft'"),
+    ],
     "pipeline_parallel_size": [
         Refused(f"{POOL} --pipeline-parallel-size 2", 2, "runs have one stage; expected 1"),
     ],
@@ -465,16 +474,16 @@ def _entries(kind: type) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def workloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Answer two traces that put pressure on 19 blocks, and two timing tables, by name."""
+    """Answer three traces that put pressure on 19 blocks, and two timing tables, by name."""
     folder = tmp_path_factory.mktemp("workloads")
     paths = {}
-    for name, salt in (("chats", 0), ("other", 1)):
+    for name, salt, gap in (("chats", 0, 0), ("other", 1, 0), ("spread", 0, 0.01)):
         lines = []
         for row in range(10):
             prompt: list[Segment] = [("system", 32), (f"u{row}", 5 + (7 * row + salt) % 50)]
             if row == 9:
                 prompt.append(("long", 30))
-            lines.append({"arrival_time": 0, "prompt": prompt, "output_len": 10 + 5 * row})
+            lines.append({"arrival_time": gap * row, "prompt": prompt, "output_len": 10 + 5 * row})
         paths[name] = str(folder / f"{name}.jsonl")
         Path(paths[name]).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     for name, batches in (("table", (1, 16)), ("small", (1, 2))):
