@@ -1,0 +1,103 @@
+"""Axes over a setting: numbers in proportion or by their logarithm, names side by side."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter, NullLocator
+
+from sim.plots.labels import setting_label, short, text_of
+from sim.plots.table import Series, in_order, is_text
+
+_CHARACTER = 0.085
+"""Inches that a character of a tick is wide, with some room."""
+
+
+class Axis:
+    """An axis over the *values* of setting *name*.
+
+    Attributes:
+        is_text: the values are names, and have a place each, 0, 1, 2, ...
+        is_log: they grow by factors rather than by steps.
+    """
+
+    def __init__(self, name: str, values: "pd.Series[Any]", *, side_by_side: bool = False) -> None:
+        self.name = name
+        self.values = in_order(values)
+        self.is_text = is_text(values) or side_by_side
+        numbers = np.array([] if is_text(values) else self.values, dtype=float)
+        self.is_log = not self.is_text and is_geometric(numbers)
+
+    def places(self, values: Sequence[Hashable]) -> Series:
+        """Answer where *values* are."""
+        if not self.is_text:
+            return np.asarray(values, dtype=float)
+        place = {value: float(number) for number, value in enumerate(self.values)}
+        return np.array([place[value] for value in values])
+
+    def draw(
+        self, axes: Axes, along: Sequence[str] = (), *, which: Literal["x", "y"] = "x"
+    ) -> None:
+        """Give *axes* the scale, the ticks and the label."""
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        if self.is_log:
+            base = 2 if all(np.log2(float(str(v))).is_integer() for v in self.values) else 10
+            (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+        length = self._inches(axes, which)
+        labels = [short(text_of(value), 24) for value in self.values]
+        if self.is_text and which == "x" and len(labels) <= length / 0.25:
+            self._names(axes, labels, length)
+        else:
+            shown = self._thinned(labels, length, which)
+            places = self.places([self.values[i] for i in shown])
+            axis.set_ticks(places, [labels[i] for i in shown])
+        axis.set_minor_locator(NullLocator())
+        axis.set_minor_formatter(NullFormatter())
+        label = setting_label(self.name) + "".join(f", and {short(name)} with it" for name in along)
+        axis.set_label_text(label)
+
+    def _names(self, axes: Axes, labels: list[str], length: float) -> None:
+        widest = max(map(len, labels)) * _CHARACTER * len(labels)
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(labels)), labels, **(turned if widest > length else {}))
+        axes.set_xlim(-0.6, len(labels) - 0.4)
+
+    def _inches(self, axes: Axes, which: Literal["x", "y"]) -> float:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        width, height = figure.get_size_inches()
+        spec = axes.get_subplotspec()
+        rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+        return float(0.8 * width / columns if which == "x" else 0.7 * height / rows)
+
+    def _thinned(self, labels: list[str], length: float, which: Literal["x", "y"]) -> list[int]:
+        """Answer which values get a tick: as many as there is room for, from the first."""
+        places = self.places(self.values)
+        along = np.log(places) if self.is_log else places
+        span = float(along[-1] - along[0]) or 1.0
+        shown: list[int] = []
+        before = -np.inf
+        for i, at in enumerate((along - along[0]) / span * length):
+            if which == "x":
+                room = _CHARACTER * (len(labels[i]) + 1)
+                room = (room + _CHARACTER * len(labels[shown[-1]]) if shown else room) / 2 + 0.05
+            else:
+                room = 0.18
+            if at - before >= room:
+                shown.append(i)
+                before = float(at)
+        return shown
+
+
+def is_geometric(values: Series) -> bool:
+    """Answer whether ascending *values* are more even by their logarithm than as they are."""
+    if len(values) < 3 or values[0] <= 0 or values[-1] < 4 * values[0]:
+        return False
+
+    def unevenness(places: Series) -> float:
+        gaps = np.diff(places)
+        return float(gaps.std() / gaps.mean())
+
+    return unevenness(np.log(values)) < unevenness(values)

@@ -1,0 +1,140 @@
+"""What charts say in words: the message, where figures have one, and what they rest on."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sim.plots.labels import Metric, named, number, short, text_of
+from sim.plots.table import Cells, Curve, Layout
+
+_LETTERS_PER_INCH = 11
+BASELINE = "reserve-max"
+"""The allocator that others are measured by, where it is there."""
+
+
+def put_title(figure: Figure, *lines: str) -> None:
+    """Write *lines* above *figure*, broken where they do not fit."""
+    width = int(figure.get_figwidth() * _LETTERS_PER_INCH)
+    text = "\n".join(textwrap.fill(line, width) for line in lines if line)
+    figure.suptitle(text, x=0.01, ha="left")
+
+
+def context(cells: Cells, *more: str) -> str:
+    """Answer what all *cells* have in common: model, GPU, load, and what their times rest on."""
+    frame = cells.frame
+
+    def common(column: str) -> str:
+        values = set(map(text_of, frame[column])) if column in frame.columns else set()
+        return short(values.pop(), 40) if len(values) == 1 else ""
+
+    model, gpu, prompts = (common(column) for column in ("model_id", "gpu", "num_prompts"))
+    where = " on ".join(part for part in (model, gpu) if part)
+    load = f"{int(prompts):,} requests" if prompts.isdigit() else ""
+    times: Iterable[str] = ()
+    if "timing_provenance" in frame.columns:
+        words = ", ".join(map(text_of, frame["timing_provenance"])).split(", ")
+        times = [word for word in dict.fromkeys(words) if word not in {"default", ""}]
+    return "; ".join(
+        part for part in (where, load, "times " + ", ".join(times) if times else "", *more) if part
+    )
+
+
+def seeds(curves: Sequence[Curve]) -> str:
+    """Answer how many seeds a point is the mean of, and what its bar spans."""
+    counts = [int(n) for curve in curves for n in curve.points["count"] if n]
+    low, high = min(counts, default=1), max(counts, default=1)
+    if high == 1:
+        return ""
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return f"mean of {span} seeds, bars from the smallest to the largest"
+
+
+def left_out(shown: int, count: int) -> str:
+    """Answer how many of *count* panels are not shown; nothing if all are."""
+    return f"the first {shown} of {count} panels (--where chooses)" if count > shown else ""
+
+
+def message(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
+    """Answer what *curves* of *metric* show: the best against the baseline, else the extremes."""
+    values = _by_allocator(layout, curves)
+    if not len(values):
+        return metric.label
+    if not values.to_numpy()[~np.isnan(values.to_numpy())].any():
+        return f"No {metric.noun}"
+    compared = len(values.columns) > 1 and layout.by in {"allocator", None}
+    if compared and metric.more_is_better is not None:
+        text = _ratio(values, metric)
+        if text:
+            return text
+    return _extremes(layout, metric, curves)
+
+
+def _by_allocator(layout: Layout, curves: Sequence[Curve]) -> pd.DataFrame:
+    """Answer the means: a row each x of each panel, a column each curve (or x)."""
+    rows = [
+        {
+            "at": curve.panel if layout.by is None else (curve.panel, x),
+            "who": x if layout.by is None else curve.label,
+            "value": value,
+        }
+        for curve in curves
+        for x, value in zip(curve.points["x"], curve.points["mean"], strict=True)
+    ]
+    if not rows:
+        return pd.DataFrame()
+    return pd.DataFrame(rows).pivot(index="at", columns="who", values="value")
+
+
+def _ratio(values: pd.DataFrame, metric: Metric) -> str:
+    """Answer how many times the baseline's the best values are; nothing where it has none."""
+    base = BASELINE
+    means = values.dropna().mean()
+    if means.isna().any():
+        return ""
+    best = str(means.idxmax() if metric.more_is_better else means.idxmin())
+    if base not in values.columns:
+        base = str(means.idxmin() if metric.more_is_better else means.idxmax())
+    ratios = (values[best] / values[base]).replace([np.inf, -np.inf], np.nan).dropna()
+    if best == base:
+        if len(values.columns) == 2:
+            return ""
+        return f"{best} has the {'most' if metric.more_is_better else 'least'} {metric.noun}"
+    if not len(ratios):
+        return ""
+    low, high = _times(ratios.min()), _times(ratios.max())
+    if low == high == "1.0":
+        return f"All have about the same {metric.noun}"
+    span = low if low == high else f"{low} to {high}"
+    return f"{best} has {span} times the {metric.noun} of {base}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2g}"
+
+
+def _extremes(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
+    """Answer the smallest and the largest value, and where they are."""
+    points = [
+        (float(mean) * metric.scale, curve, x)
+        for curve in curves
+        for x, mean in zip(curve.points["x"], curve.points["mean"], strict=True)
+        if not np.isnan(mean)
+    ]
+    low, high = min(points, key=lambda p: p[0]), max(points, key=lambda p: p[0])
+    noun = metric.noun[:1].upper() + metric.noun[1:]
+    if number(low[0]) == number(high[0]):
+        return f"{noun}: {number(low[0])} throughout"
+
+    def where(point: tuple[float, Curve, object]) -> str:
+        value, curve, x = point
+        parts = [named(layout.x, x)]
+        if len(layout.curves) > 1 and layout.by is not None:
+            label = curve.label
+            parts.insert(0, short(label) if layout.by == "allocator" else named(layout.by, label))
+        parts += [layout.panels[curve.panel][0]] * bool(layout.panels[curve.panel][0])
+        return f"{number(value)} at {', '.join(parts)}"
+
+    return f"{noun}: from {where(low)} to {where(high)}"
