@@ -1,5 +1,6 @@
 """Axes over a setting: numbers in proportion or by their logarithm, names side by side."""
 
+import textwrap
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,13 @@ from sim.plots.table import Series, in_order, is_text
 
 _CHARACTER = 0.085
 """Inches that a character of a tick is wide, with some room."""
+
+
+_NAME = 0.2
+"""Inches that a name needs at least beside the next one, if both are turned."""
+
+MAX_WIDTH = 10.0
+"""Of a figure, in inches: a wider one would be too small to read where it is shown."""
 
 
 class Axis:
@@ -45,32 +53,44 @@ class Axis:
         if self.is_log:
             base = 2 if all(np.log2(float(str(v))).is_integer() for v in self.values) else 10
             (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
-        length = self._inches(axes, which)
+        length = panel_size(axes)[0 if which == "x" else 1]
         labels = [short(text_of(value), 24) for value in self.values]
-        if self.is_text and which == "x" and len(labels) <= length / 0.25:
+        shown = self._thinned(labels, length, which)
+        if self.is_text and which == "x":
             self._names(axes, labels, length)
-        else:
-            shown = self._thinned(labels, length, which)
+        elif self.is_text or len(shown) == len(labels):
             places = self.places([self.values[i] for i in shown])
             axis.set_ticks(places, [labels[i] for i in shown])
-        axis.set_minor_locator(NullLocator())
+            axis.set_minor_locator(NullLocator())
+        else:
+            axis.set_major_formatter("{x:,.10g}")
         axis.set_minor_formatter(NullFormatter())
         label = setting_label(self.name) + "".join(f", and {short(name)} with it" for name in along)
-        axis.set_label_text(label)
+        axis.set_label_text(fit(label, length))
+
+    @property
+    def most_columns(self) -> int:
+        """How many panels may stand beside each other, for names to have room."""
+        return max(1, int(MAX_WIDTH * 0.8 / _NAME / len(self.values))) if self.is_text else 3
+
+    @property
+    def extra(self) -> float:
+        """Inches of height that turned names may take."""
+        if not self.is_text:
+            return 0.0
+        return 0.06 * max(min(len(text_of(value)), 24) for value in self.values)
 
     def _names(self, axes: Axes, labels: list[str], length: float) -> None:
-        widest = max(map(len, labels)) * _CHARACTER * len(labels)
-        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(len(labels)), labels, **(turned if widest > length else {}))
-        axes.set_xlim(-0.6, len(labels) - 0.4)
-
-    def _inches(self, axes: Axes, which: Literal["x", "y"]) -> float:
-        figure = axes.get_figure(root=True)
-        assert figure is not None
-        width, height = figure.get_size_inches()
-        spec = axes.get_subplotspec()
-        rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
-        return float(0.8 * width / columns if which == "x" else 0.7 * height / rows)
+        space = length / len(labels)
+        every = -int(-_NAME * 0.8 // space)  # of too many names some, evenly
+        turned: dict[str, Any] = {}
+        if max(map(len, labels)) * _CHARACTER > space:
+            turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+            if space < 2 * _NAME:
+                turned = {"rotation": 90, "fontsize": 8}
+        axes.set_xticks(range(0, len(labels), every), labels[::every], **turned)
+        pad = 0.6 if len(labels) > 2 else 1.0
+        axes.set_xlim(-pad, len(labels) - 1 + pad)
 
     def _thinned(self, labels: list[str], length: float, which: Literal["x", "y"]) -> list[int]:
         """Answer which values get a tick: as many as there is room for, from the first."""
@@ -89,6 +109,20 @@ class Axis:
                 shown.append(i)
                 before = float(at)
         return shown
+
+
+def panel_size(axes: Axes) -> tuple[float, float]:
+    """Answer about how wide and high *axes* will be, in inches."""
+    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None
+    width, height = figure.get_size_inches()
+    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+    return 0.8 * float(width) / columns, 0.7 * float(height) / rows
+
+
+def fit(text: str, inches: float) -> str:
+    """Answer *text*, broken where it is longer than *inches*."""
+    return textwrap.fill(text, max(int(10.5 * inches), 12))
 
 
 def is_geometric(values: Series) -> bool:

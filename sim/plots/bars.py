@@ -9,11 +9,11 @@ from matplotlib.patches import Patch
 
 from sim.columns import SLOT_STATES
 from sim.plots.axis import Axis
-from sim.plots.curves import hide_inner, legend_below, panels_of
+from sim.plots.curves import hide_inner, legend_below, name_panel, panels_of
 from sim.plots.labels import short
 from sim.plots.style import SLOT_COLORS, SLOT_HATCHES
 from sim.plots.table import MAX_PANELS, Cells, Series, arrange
-from sim.plots.titles import context, left_out, put_title
+from sim.plots.titles import context, left_out, over_seeds, put_title
 
 MAX_BARS = 16
 """Most bars of a panel; of more values of x as many, evenly chosen."""
@@ -38,7 +38,7 @@ def draw_slots(cells: Cells, x: str) -> Figure:
     }
     stacks = {state: of for state, of in stacks.items() if any(h.any() for h in of.values())}
     every = list(dict.fromkeys(which for of in stacks.values() for which in of))
-    figure, panels = panels_of(len(every[:MAX_PANELS]), height=2.3)
+    figure, panels = panels_of(len(every[:MAX_PANELS]), axis, height=2.3)
     for axes, which in zip(panels, every, strict=False):
         bottom = np.zeros(len(axis.values))
         for state, of in stacks.items():
@@ -47,13 +47,13 @@ def draw_slots(cells: Cells, x: str) -> Figure:
             bottom += heights
         parts = [short(which[1])] * bool(which[1]) + [layout.panels[which[0]][0]]
         title = ", ".join(part for part in parts if part)
-        axes.set_title(title, loc="left")
+        name_panel(axes, title)
         axes.set_ylim(0, 100)
         axes.set_ylabel("KV slots (%)")
         axis.draw(axes, layout.along)
     cut = left_out(len(panels), len(every) + layout.left_out)
     hide_inner(panels, [None] * len(panels))
-    put_title(figure, _message(cells), context(cells, note, cut))
+    put_title(figure, _message(cells), context(cells, over_seeds(cells), note, cut))
     legend_below(figure, [Patch(**look_of(state)) for state in stacks])
     return figure
 

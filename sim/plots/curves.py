@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sim.plots.axis import Axis
+from sim.plots.axis import MAX_WIDTH, Axis, fit, panel_size
 from sim.plots.labels import Metric, named, number, short
 from sim.plots.style import Look, looks, shades
 from sim.plots.table import MAX_PANELS, Cells, Curve, Layout, arrange
@@ -17,18 +17,29 @@ from sim.plots.titles import context, left_out, message, put_title, seeds
 LOG_SPAN = 30
 """Times that spread further than by this factor are drawn by their logarithm."""
 
+MAX_MARKERS = 40
+"""About so many markers a curve has at most."""
 
-def panels_of(count: int, *, height: float = 2.7) -> tuple[Figure, list[Axes]]:
-    """Answer a figure of *count* panels, at most three beside each other; and its panels."""
-    columns = count if count <= 3 else (2 if count == 4 else 3)
+
+def panels_of(
+    count: int, axis: Axis | None = None, columns: int | None = None, *, height: float = 2.7
+) -> tuple[Figure, list[Axes]]:
+    """Answer a figure of *count* panels over *axis*, at most three beside each other; and them."""
+    columns = columns or (count if count <= 3 else (2 if count == 4 else 3))
+    columns = min(columns, axis.most_columns) if axis else columns
     rows = -(-count // columns)
-    width = 8.0 if columns < 3 else 10.0
-    size = (width, max(height * rows + 1.0, 3.8))
+    width = 8.0 if columns < 3 else MAX_WIDTH
+    size = (width, max(height * rows + 1.0, 3.8) + (axis.extra if axis else 0))
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels[count:]:
         axes.set_axis_off()
     return figure, panels[:count]
+
+
+def name_panel(axes: Axes, title: str) -> None:
+    """Write *title* above *axes*, broken where it does not fit."""
+    axes.set_title(fit(title, panel_size(axes)[0]), loc="left")
 
 
 def hide_inner(panels: Sequence[Axes], rows: Sequence[object]) -> None:
@@ -51,20 +62,21 @@ def draw_curves(cells: Cells, x: str, metrics: Sequence[Metric]) -> Figure:
     shown = layout.panels[: MAX_PANELS // len(metrics)]
     count = len(layout.panels) + layout.left_out
     layout = layout._replace(panels=shown)
-    figure, panels = panels_of(len(metrics) * len(shown))
+    columns = len(metrics) if len(metrics) > 1 else None  # a column each
+    figure, panels = panels_of(len(metrics) * len(shown), axis, columns)
     look = looks(layout.curves) if layout.by == "allocator" else shades(layout.curves)
     drawn: list[Curve] = []
     for place, metric in enumerate(metrics):
-        mine = panels[place * len(shown) : (place + 1) * len(shown)]
+        mine = [panels[len(metrics) * i + place] for i in range(len(shown))]
         curves = layout.of(cells.numbers(metric.column))
         for curve in curves:
             _curve(mine[curve.panel], axis, curve, look, metric)
         for axes, (title, _) in zip(mine, shown, strict=True):
             _finish(axes, metric, curves)
             axis.draw(axes, layout.along)
-            axes.set_title(title, loc="left")
+            name_panel(axes, title)
         drawn += curves
-    hide_inner(panels, [metric for metric in metrics for _ in shown])
+    hide_inner(panels, list(metrics) * len(shown))
     first = layout.of(cells.numbers(metrics[0].column))
     put_title(
         figure,
@@ -73,18 +85,18 @@ def draw_curves(cells: Cells, x: str, metrics: Sequence[Metric]) -> Figure:
     )
     used = [name for name in layout.curves if any(curve.label == name for curve in drawn)]
     if layout.by is not None and used:
-        put_legend(figure, layout, {name: look[name] for name in used})
+        put_legend(figure, layout, {name: look[name] for name in used}, not axis.is_text)
     return figure
 
 
-def put_legend(figure: Figure, layout: Layout, look: dict[str, Look]) -> None:
-    """Name the curves below *figure*."""
+def put_legend(figure: Figure, layout: Layout, look: dict[str, Look], line: bool) -> None:
+    """Name the curves below *figure*, which have a *line* or markers only."""
     handles = [
         Line2D(
             [],
             [],
             label=short(name) if layout.by == "allocator" else named(str(layout.by), name),
-            **of.of_line(),
+            **(of.of_line() if line else {**of.of_line(), "linestyle": ""}),
         )
         for name, of in look.items()
     ]
@@ -94,7 +106,7 @@ def put_legend(figure: Figure, layout: Layout, look: dict[str, Look]) -> None:
 def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
     """Name *handles* below *figure*, in as many columns as there is room for."""
     widest = max(len(str(handle.get_label())) for handle in handles)
-    columns = int(figure.get_figwidth() / (0.7 + 0.09 * widest))
+    columns = int(figure.get_figwidth() / (0.6 + 0.08 * widest))
     rows = -(-len(handles) // max(columns, 1))
     figure.legend(
         handles=handles,
@@ -127,14 +139,23 @@ def _curve(axes: Axes, axis: Axis, curve: Curve, look: dict[str, Look], metric: 
         step = min(0.12, 0.6 / len(order))
         places = places + (order.index(curve.label) - (len(order) - 1) / 2) * step
         keywords["linestyle"] = ""
-    axes.errorbar(places, mean, spread if bars else None, capsize=2.5, markersize=5, **keywords)
+    every = max(1, len(places) // MAX_MARKERS)
+    axes.errorbar(
+        places,
+        mean,
+        spread if bars else None,
+        capsize=2.5,
+        markersize=5,
+        markevery=every,
+        **keywords,
+    )
 
 
 def _finish(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
     """Give *axes* the label and the range of *metric*, which all panels share."""
     low = [v for curve in curves for v in curve.points["low"].dropna() * metric.scale]
     high = [v for curve in curves for v in curve.points["high"].dropna() * metric.scale]
-    axes.set_ylabel(metric.label)
+    axes.set_ylabel(fit(metric.label, panel_size(axes)[1]))
     least, most = min(low, default=0.0), max(high, default=0.0)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     if metric.more_is_better is False and least > 0 and most > LOG_SPAN * least:

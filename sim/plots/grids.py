@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sim.plots.axis import Axis
-from sim.plots.curves import hide_inner, panels_of
+from sim.plots.curves import hide_inner, name_panel, panels_of
 from sim.plots.labels import Metric, named, number, short
 from sim.plots.table import MAX_PANELS, Cells, Series, arrange, in_curves
-from sim.plots.titles import context, left_out, put_title
+from sim.plots.titles import context, left_out, over_seeds, put_title
 
 _MAX_NUMBERS = 12
 """Most values of a setting for which cells have their number written in them."""
@@ -41,7 +41,7 @@ def draw_grid(cells: Cells, x: str, y: str, metric: Metric) -> Figure:
                 name = ", ".join(part for part in (short(label), title) if part)
                 maps.append((name, full.to_numpy(float)))
     shown = maps[:MAX_PANELS]
-    figure, panels = panels_of(len(shown))
+    figure, panels = panels_of(len(shown), across)
     norm = mpl.colors.Normalize(
         min(float(np.nanmin(m)) for _, m in shown), max(float(np.nanmax(m)) for _, m in shown)
     )
@@ -55,17 +55,18 @@ def draw_grid(cells: Cells, x: str, y: str, metric: Metric) -> Figure:
         up.draw(axes, which="y")
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
-        axes.set_title(title, loc="left")
+        name_panel(axes, title)
         axes.set_xlim(-0.5, grid.shape[1] - 0.5)
         axes.set_ylim(-0.5, grid.shape[0] - 0.5)
-        axes.set_ylabel(axes.get_ylabel().replace(" (", "\n("))
     hide_inner(panels, [None] * len(panels))
     bar = figure.colorbar(image, ax=panels, format="{x:,.10g}", pad=0.02)
     bar.set_label(metric.label)
     bar.outline.set_visible(False)
     missing = "grey: no result" if any(np.isnan(grid).any() for _, grid in shown) else ""
     cut = left_out(len(shown), len(maps) + layout.left_out)
-    put_title(figure, _message(metric, shown, across, up), context(cells, missing, cut))
+    put_title(
+        figure, _message(metric, shown, across, up), context(cells, over_seeds(cells), missing, cut)
+    )
     return figure
 
 
@@ -79,11 +80,12 @@ def _numbers(axes: Axes, grid: Series, norm: mpl.colors.Normalize) -> None:
 
 
 def _message(metric: Metric, maps: list[tuple[str, Series]], across: Axis, up: Axis) -> str:
-    """Answer where the best value is, or the largest."""
+    """Answer where the best value is, or the highest."""
     least = metric.more_is_better is False
     pick, of = (np.nanargmin, np.nanmin) if least else (np.nanargmax, np.nanmax)
     title, grid = (min if least else max)(maps, key=lambda each: float(of(each[1])))
     row, column = np.unravel_index(int(pick(grid)), grid.shape)
     at = f"{named(across.name, across.values[column])}, {named(up.name, up.values[row])}"
-    word = "Least" if least else "Most"
-    return f"{word} {metric.noun}: {number(grid[row, column])}, {title} at {at}"
+    word = "Lowest" if least else "Highest"
+    value = f"{number(grid[row, column])}{metric.unit}"
+    return f"{word} {metric.noun}: {value}, {title} at {at}"

@@ -28,6 +28,12 @@ class Metric(NamedTuple):
     more_is_better: bool | None = None
     scale: float = 1.0
 
+    @property
+    def unit(self) -> str:
+        """The unit in its label, behind a space; nothing if it is a count."""
+        match = re.search(r" \((.+)\)$", self.label)
+        return f" {match[1]}" if match and match[1] != "mean" else ""
+
 
 _METRICS = {
     metric.column: metric
@@ -46,7 +52,7 @@ _METRICS = {
         Metric(
             "prefix_cache_hit_rate", "prefix cache hits (% of tokens)", "prefix hit rate", True, 100
         ),
-        Metric("num_preemptions", "preemptions", "preemptions", False),
+        Metric("num_preemptions", "preemptions", "number of preemptions", False),
         Metric("duration", "duration (s)", "duration", False),
     )
 }

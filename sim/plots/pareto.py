@@ -8,17 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sim.plots.axis import panel_size
 from sim.plots.curves import LOG_SPAN, legend_below, panels_of
-from sim.plots.labels import Metric, metric_of, number, short, text_of
+from sim.plots.labels import Metric, metric_of, short, text_of
 from sim.plots.style import looks
 from sim.plots.table import Cells, Series
-from sim.plots.titles import context, put_title
+from sim.plots.titles import context, over_seeds, put_title
 
 THROUGHPUT = "output_throughput"
 LATENCIES = ("p99_ttft_ms", "p99_tpot_ms")
-_MAX_NAMES = 8
-_APART = 0.1
-"""Of an axis: nearer points of the front are not both named."""
 
 
 def front(latency: Series, throughput: Series) -> list[int]:
@@ -51,11 +49,10 @@ def draw_pareto(cells: Cells) -> Figure:
             f"by {metric.noun}: " + ", ".join(f"{short(n)} {c}" for n, c in owners.most_common(3))
         )
     labels = f"points named by {', '.join(map(short, names))}" if names else ""
-    seeds = "means over seeds" if cells.varies("seed") else ""
     put_title(
         figure,
         f"Points of the Pareto front {'; '.join(messages)}",
-        context(cells, seeds, labels),
+        context(cells, over_seeds(cells), labels),
     )
     handles = [
         Line2D([], [], label=short(name), **{**look.of_line(), "linestyle": ""})
@@ -78,35 +75,36 @@ def _draw(axes: Axes, points: pd.DataFrame, best: list[int], metric: Metric) -> 
     if len(x) and x.min() > 0 and x.max() > LOG_SPAN * x.min():
         axes.set_xscale("log")
     else:
-        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=5)
+    axes.margins(0.1, 0.12)
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    axes.set_ylim(0, (y.max() if len(y) else 0) * 1.1 or 1.0)
     axes.set_xlabel(metric.label)
     axes.set_ylabel(metric_of(THROUGHPUT).label)
 
 
 def _name(axes: Axes, points: pd.DataFrame, names: list[str], metric: Metric) -> None:
-    """Write the settings beside points of the front that are not too near to each other."""
+    """Write the settings beside points of the front, where there is room."""
     if not names:
         return
+    axes.autoscale_view()
     places = axes.transAxes.inverted().transform(
         axes.transData.transform(points[[metric.column, THROUGHPUT]].to_numpy(float))
     )
-    before = np.array([-np.inf, -np.inf])
-    named = 0
-    for place, (_, row) in zip(places, points.iterrows(), strict=True):
-        if named < _MAX_NAMES and np.abs(place - before).max() >= _APART:
-            text = ", ".join(
-                number(row[name]) if isinstance(row[name], float) else short(text_of(row[name]), 16)
-                for name in names
-            )
-            axes.annotate(
-                text,
-                (row[metric.column], row[THROUGHPUT]),
-                xytext=(0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-            )
-            before, named = place, named + 1
+    width, height = (0.065 / panel_size(axes)[0], 0.14 / panel_size(axes)[1])  # of a letter
+    taken: list[tuple[float, float, float]] = []
+    for (x, y), (_, row) in zip(places, points.iterrows(), strict=True):
+        text = ", ".join(short(text_of(row[name]), 16) for name in names)
+        left = x if x < 0.5 else x - width * len(text)
+        right = left + width * len(text)
+        if any(left < end and right > start and abs(y - at) < height for start, end, at in taken):
+            continue
+        taken.append((left, right, y))
+        axes.annotate(
+            text,
+            (row[metric.column], row[THROUGHPUT]),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="left" if x < 0.5 else "right",
+            fontsize=8,
+        )

@@ -52,6 +52,11 @@ def seeds(curves: Sequence[Curve]) -> str:
     return f"mean of {span} seeds, bars from the smallest to the largest"
 
 
+def over_seeds(cells: Cells) -> str:
+    """Answer that values are means over seeds, if there are several."""
+    return "means over seeds" if cells.varies("seed") else ""
+
+
 def left_out(shown: int, count: int) -> str:
     """Answer how many of *count* panels are not shown; nothing if all are."""
     return f"the first {shown} of {count} panels (--where chooses)" if count > shown else ""
@@ -63,7 +68,7 @@ def message(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
     if not len(values):
         return metric.label
     if not values.to_numpy()[~np.isnan(values.to_numpy())].any():
-        return f"No {metric.noun}"
+        return f"No {metric.label.partition(' (')[0]}"
     compared = len(values.columns) > 1 and layout.by in {"allocator", None}
     if compared and metric.more_is_better is not None:
         text = _ratio(values, metric)
@@ -101,7 +106,7 @@ def _ratio(values: pd.DataFrame, metric: Metric) -> str:
     if best == base:
         if len(values.columns) == 2:
             return ""
-        return f"{best} has the {'most' if metric.more_is_better else 'least'} {metric.noun}"
+        return f"{best} has the {'highest' if metric.more_is_better else 'lowest'} {metric.noun}"
     if not len(ratios):
         return ""
     low, high = _times(ratios.min()), _times(ratios.max())
@@ -126,7 +131,7 @@ def _extremes(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
     low, high = min(points, key=lambda p: p[0]), max(points, key=lambda p: p[0])
     noun = metric.noun[:1].upper() + metric.noun[1:]
     if number(low[0]) == number(high[0]):
-        return f"{noun}: {number(low[0])} throughout"
+        return f"{noun}: {number(low[0])}{metric.unit} throughout"
 
     def where(point: tuple[float, Curve, object]) -> str:
         value, curve, x = point
@@ -135,6 +140,6 @@ def _extremes(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
             label = curve.label
             parts.insert(0, short(label) if layout.by == "allocator" else named(layout.by, label))
         parts += [layout.panels[curve.panel][0]] * bool(layout.panels[curve.panel][0])
-        return f"{number(value)} at {', '.join(parts)}"
+        return f"{number(value)}{metric.unit} at {', '.join(parts)}"
 
     return f"{noun}: from {where(low)} to {where(high)}"
