@@ -24,7 +24,7 @@ def plot(values: dict[str, Any]) -> int:
     from sim.plots.style import load_style  # noqa: PLC0415  # as above
     from sim.plots.table import EXPECTED  # noqa: PLC0415  # as above
 
-    if values["folder"] is None:
+    if not values["folder"]:
         raise ConfigError(f"kvsim plot: {EXPECTED}; got none")
     formats = list(dict.fromkeys(_words(values["format"] or ",".join(FORMATS), "--format")))
     for name in formats:

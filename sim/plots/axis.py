@@ -4,9 +4,12 @@ import textwrap
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from sim.plots.labels import setting_label, short, text_of
@@ -87,7 +90,7 @@ class Axis:
         if max(map(len, labels)) * _CHARACTER > space:
             turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
             if space < 2 * _NAME:
-                turned = {"rotation": 90, "fontsize": 8}
+                turned = {"rotation": 90, "fontsize": 8 * letter_scale()}
         axes.set_xticks(range(0, len(labels), every), labels[::every], **turned)
         pad = 0.6 if len(labels) > 2 else 1.0
         axes.set_xlim(-pad, len(labels) - 1 + pad)
@@ -111,18 +114,32 @@ class Axis:
         return shown
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Answer a figure of that size in inches, larger where the style's letters are."""
+    scale = letter_scale()
+    return Figure(figsize=(width * scale, height * scale), layout="constrained")
+
+
+def letter_scale() -> float:
+    """Answer how many times our own letters the largest of the style are."""
+    sizes: Any = mpl.rcParams
+    names = ("axes.labelsize", "axes.titlesize", "legend.fontsize", "xtick.labelsize")
+    largest = max(FontProperties(size=sizes[name]).get_size_in_points() for name in names)
+    return max(1.0, float(largest) / 10)
+
+
 def panel_size(axes: Axes) -> tuple[float, float]:
-    """Answer about how wide and high *axes* will be, in inches."""
+    """Answer about how wide and high *axes* will be, in inches before the style's letters."""
     figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None
-    width, height = figure.get_size_inches()
+    width, height = figure.get_size_inches() / letter_scale()
     rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
     return 0.8 * float(width) / columns, 0.7 * float(height) / rows
 
 
 def fit(text: str, inches: float) -> str:
-    """Answer *text*, broken where it is longer than *inches*."""
-    return textwrap.fill(text, max(int(10.5 * inches), 12))
+    """Answer *text*, broken where it is longer than *inches* in letters of ours."""
+    return textwrap.fill(text, max(int(11.5 * inches), 12))
 
 
 def is_geometric(values: Series) -> bool:

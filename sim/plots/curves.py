@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sim.plots.axis import MAX_WIDTH, Axis, fit, panel_size
+from sim.plots.axis import MAX_WIDTH, Axis, fit, letter_scale, new_figure, panel_size
 from sim.plots.labels import Metric, named, number, short
 from sim.plots.style import Look, looks, shades
 from sim.plots.table import MAX_PANELS, Cells, Curve, Layout, arrange
@@ -30,7 +30,7 @@ def panels_of(
     rows = -(-count // columns)
     width = 8.0 if columns < 3 else MAX_WIDTH
     size = (width, max(height * rows + 1.0, 3.8) + (axis.extra if axis else 0))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(*size)
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels[count:]:
         axes.set_axis_off()
@@ -106,7 +106,7 @@ def put_legend(figure: Figure, layout: Layout, look: dict[str, Look], line: bool
 def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
     """Name *handles* below *figure*, in as many columns as there is room for."""
     widest = max(len(str(handle.get_label())) for handle in handles)
-    columns = int(figure.get_figwidth() / (0.6 + 0.08 * widest))
+    columns = int(figure.get_figwidth() / letter_scale() / (0.67 + 0.066 * widest))
     rows = -(-len(handles) // max(columns, 1))
     figure.legend(
         handles=handles,

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sim.plots.axis import Axis
+from sim.plots.axis import Axis, letter_scale
 from sim.plots.curves import hide_inner, name_panel, panels_of
 from sim.plots.labels import Metric, named, number, short
 from sim.plots.table import MAX_PANELS, Cells, Series, arrange, in_curves
@@ -76,7 +76,15 @@ def _numbers(axes: Axes, grid: Series, norm: mpl.colors.Normalize) -> None:
     for (row, column), value in np.ndenumerate(grid):
         if not np.isnan(value):
             color = "black" if norm(value) > 0.5 else "white"
-            axes.text(column, row, number(value), ha="center", va="center", color=color, fontsize=7)
+            axes.text(
+                column,
+                row,
+                number(value),
+                ha="center",
+                va="center",
+                color=color,
+                fontsize=7 * letter_scale(),
+            )
 
 
 def _message(metric: Metric, maps: list[tuple[str, Series]], across: Axis, up: Axis) -> str:

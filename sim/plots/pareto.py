@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sim.plots.axis import panel_size
+from sim.plots.axis import letter_scale, panel_size
 from sim.plots.curves import LOG_SPAN, legend_below, panels_of
 from sim.plots.labels import Metric, metric_of, short, text_of
 from sim.plots.style import looks
@@ -70,7 +70,7 @@ def _draw(axes: Axes, points: pd.DataFrame, best: list[int], metric: Metric) -> 
         on = mine & points.index.isin(best)
         for chosen, alpha in ((mine & ~on, 0.35), (on, 1.0)):
             keywords = {**look.of_line(), "linestyle": ""}
-            axes.plot(x[chosen], y[chosen], ms=5, alpha=alpha, **keywords)
+            axes.plot(x[chosen], y[chosen], alpha=alpha, **keywords)
     axes.plot(x.iloc[best], y.iloc[best], color="0.5", lw=1, drawstyle="steps-post", zorder=1)
     if len(x) and x.min() > 0 and x.max() > LOG_SPAN * x.min():
         axes.set_xscale("log")
@@ -106,5 +106,5 @@ def _name(axes: Axes, points: pd.DataFrame, names: list[str], metric: Metric) ->
             xytext=(0, 5),
             textcoords="offset points",
             ha="left" if x < 0.5 else "right",
-            fontsize=8,
+            fontsize=8 * letter_scale(),
         )

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sim.columns import SLOT_STATES
+from sim.plots.axis import new_figure
 from sim.plots.bars import look_of
 from sim.plots.curves import legend_below
 from sim.plots.labels import number, short
@@ -33,7 +34,7 @@ def _edges(end: float) -> Series:
 
 def running_requests(runs: Sequence[RunFiles]) -> Figure:
     """Draw how many requests run at once, over time, one curve an allocator."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = new_figure(8, 3.6)
     axes = figure.subplots()
     edges = _edges(max(run.end for run in runs))
     look = looks(run.label for run in runs)
@@ -46,7 +47,6 @@ def running_requests(runs: Sequence[RunFiles]) -> Figure:
             "running",
             label=f"{short(run.label)} (mean {run.summary['mean_num_requests_running']:.0f})",
             markevery=(step * place // len(runs), step),  # not one above the other
-            markersize=5,
             **look[run.label].of_line(),
         )
     axes.set_xlabel(_time_label(runs))
@@ -92,7 +92,7 @@ def slot_split(runs: Sequence[RunFiles]) -> Figure:
     """Draw where the KV slots are, over time, one panel an allocator."""
     rows = -(-len(runs) // 2) if len(runs) > 1 else 1
     columns = 2 if len(runs) > 1 else 1
-    figure = Figure(figsize=(4.4 * columns, 2.2 * rows + 0.7), layout="constrained")
+    figure = new_figure(4.4 * columns, 2.2 * rows + 0.7)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     states = _states(runs)
     edges = _edges(max(run.end for run in runs))
@@ -136,7 +136,7 @@ def time_series(runs: Sequence[RunFiles]) -> Figure:
     hits = bool(run.steps["prefix_cache_queries"].any())
     preempted = bool(run.steps["num_preempted"].any())
     count = 2 + hits + preempted
-    figure = Figure(figsize=(8, 2.0 * count + 1), layout="constrained")
+    figure = new_figure(8, 2.0 * count + 1)
     panels = list(figure.subplots(count, 1, sharex=True))
     edges, few = _edges(run.end), np.linspace(0, run.end, NUM_EVENT_BINS + 1)
     own = looks([run.label])[run.label].color

@@ -1,5 +1,6 @@
 """How charts look, and how they are saved: colours, markers, styles of matplotlib."""
 
+import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 
 from sim.errors import ConfigError, FileError
@@ -54,10 +56,10 @@ _BASE: Any = {
     "svg.hashsalt": "kvsim",  # ids in the file follow from its content: equal runs, equal bytes
     "font.size": 10,
     "axes.titlesize": 10,
-    "figure.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "hatch.linewidth": 0.5,
+    "lines.markersize": 5,
 }
 
 _STYLED = (
@@ -68,6 +70,9 @@ _STYLED = (
 
 _NOT_STYLED = {"axes.prop_cycle", "figure.figsize", "figure.dpi"}
 """Colours belong to allocators, sizes to charts."""
+
+_FAMILIES = {"serif", "sans-serif", "sans", "sans serif", "cursive", "fantasy", "monospace"}
+"""Names that stand for lists of fonts."""
 
 _MAX_STYLE_BYTES = 1 << 16
 _DPI = 150
@@ -135,7 +140,13 @@ def drawing(*styles: Mapping[str, Any]) -> Iterator[None]:
         mpl.rcdefaults()
         for style in (_BASE, *styles):
             mpl.rcParams.update(style)
-        yield
+        log = logging.getLogger("matplotlib.font_manager")
+        level = log.level
+        log.setLevel(logging.ERROR)  # it repeats for every text that another font was taken
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 def write(figure: Figure, path: Path) -> set[str]:
@@ -185,7 +196,14 @@ def load_style(name: str) -> dict[str, Any]:
             f"--style {quote(name)} is neither a file nor a style of matplotlib; "
             f"{did_you_mean(name, ['default', *style.available])}"
         )
-    return _usable(_style_file(path))
+    found_style = _usable(_style_file(path))
+    for family in found_style.get("font.family", []):
+        if family not in _FAMILIES and family not in (names := font_manager.get_font_names()):
+            raise FileError(
+                f"--style {plain(name)}: font.family {quote(family)} is not installed; "
+                f"{nearest(family, names)}expected a font of this machine"
+            )
+    return found_style
 
 
 def _usable(style: Mapping[str, Any]) -> dict[str, Any]:

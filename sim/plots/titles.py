@@ -1,25 +1,25 @@
 """What charts say in words: the message, where figures have one, and what they rest on."""
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sim.plots.axis import fit, letter_scale
 from sim.plots.labels import Metric, named, number, short, text_of
 from sim.plots.table import Cells, Curve, Layout
 
-_LETTERS_PER_INCH = 11
 BASELINE = "reserve-max"
 """The allocator that others are measured by, where it is there."""
 
 
 def put_title(figure: Figure, *lines: str) -> None:
     """Write *lines* above *figure*, broken where they do not fit."""
-    width = int(figure.get_figwidth() * _LETTERS_PER_INCH)
-    text = "\n".join(textwrap.fill(line, width) for line in lines if line)
-    figure.suptitle(text, x=0.01, ha="left")
+    scale = letter_scale()
+    width = 1.08 * figure.get_figwidth() / scale  # prose is narrower than labels
+    text = "\n".join(fit(line, width) for line in lines if line)
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11 * scale)
 
 
 def context(cells: Cells, *more: str) -> str:
