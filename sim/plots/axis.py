@@ -18,7 +18,6 @@ from sim.plots.table import Series, in_order, is_text
 _CHARACTER = 0.085
 """Inches that a character of a tick is wide, with some room."""
 
-
 _NAME = 0.2
 """Inches that a name needs at least beside the next one, if both are turned."""
 
@@ -53,9 +52,9 @@ class Axis:
     ) -> None:
         """Give *axes* the scale, the ticks and the label."""
         axis = axes.xaxis if which == "x" else axes.yaxis
-        if self.is_log:
-            base = 2 if all(np.log2(float(str(v))).is_integer() for v in self.values) else 10
-            (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+        if self.is_log and which == "x":
+            whole = np.log2(self.places(self.values)) % 1 == 0
+            axes.set_xscale("log", base=2 if whole.all() else 10)
         length = panel_size(axes)[0 if which == "x" else 1]
         labels = [short(text_of(value), 24) for value in self.values]
         shown = self._thinned(labels, length, which)
@@ -130,8 +129,8 @@ def letter_scale() -> float:
 
 def panel_size(axes: Axes) -> tuple[float, float]:
     """Answer about how wide and high *axes* will be, in inches before the style's letters."""
-    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
-    assert figure is not None
+    figure, spec = axes.get_figure(), axes.get_subplotspec()
+    assert isinstance(figure, Figure)
     width, height = figure.get_size_inches() / letter_scale()
     rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
     return 0.8 * float(width) / columns, 0.7 * float(height) / rows

@@ -65,22 +65,20 @@ def draw_curves(cells: Cells, x: str, metrics: Sequence[Metric]) -> Figure:
     columns = len(metrics) if len(metrics) > 1 else None  # a column each
     figure, panels = panels_of(len(metrics) * len(shown), axis, columns)
     look = looks(layout.curves) if layout.by == "allocator" else shades(layout.curves)
-    drawn: list[Curve] = []
-    for place, metric in enumerate(metrics):
+    of_metrics = [layout.of(cells.numbers(metric.column)) for metric in metrics]
+    drawn = [curve for curves in of_metrics for curve in curves]
+    for place, (metric, curves) in enumerate(zip(metrics, of_metrics, strict=True)):
         mine = [panels[len(metrics) * i + place] for i in range(len(shown))]
-        curves = layout.of(cells.numbers(metric.column))
         for curve in curves:
             _curve(mine[curve.panel], axis, curve, look, metric)
         for axes, (title, _) in zip(mine, shown, strict=True):
             _finish(axes, metric, curves)
             axis.draw(axes, layout.along)
             name_panel(axes, title)
-        drawn += curves
     hide_inner(panels, list(metrics) * len(shown))
-    first = layout.of(cells.numbers(metrics[0].column))
     put_title(
         figure,
-        message(layout, metrics[0], first),
+        message(layout, metrics[0], of_metrics[0]),
         context(cells, seeds(drawn), left_out(len(shown), count)),
     )
     used = [name for name in layout.curves if any(curve.label == name for curve in drawn)]
@@ -130,7 +128,6 @@ def _curve(axes: Axes, axis: Axis, curve: Curve, look: dict[str, Look], metric: 
         drawn = axes.bar(places, mean, 0.6, color=colors, yerr=spread if bars else None, capsize=3)
         texts = ["" if np.isnan(value) else number(value) for value in mean]
         axes.bar_label(drawn, texts, padding=2)
-        axes.margins(y=0.12)
         return
     mine = look[curve.label]
     keywords = mine.of_line()
@@ -145,7 +142,6 @@ def _curve(axes: Axes, axis: Axis, curve: Curve, look: dict[str, Look], metric: 
         mean,
         spread if bars else None,
         capsize=2.5,
-        markersize=5,
         markevery=every,
         **keywords,
     )

@@ -68,7 +68,7 @@ def message(layout: Layout, metric: Metric, curves: Sequence[Curve]) -> str:
     if not len(values):
         return metric.label
     if not values.to_numpy()[~np.isnan(values.to_numpy())].any():
-        return f"No {metric.label.partition(' (')[0]}"
+        return f"No {_words(metric)}"
     compared = len(values.columns) > 1 and layout.by in {"allocator", None}
     if compared and metric.more_is_better is not None:
         text = _ratio(values, metric)
@@ -94,26 +94,32 @@ def _by_allocator(layout: Layout, curves: Sequence[Curve]) -> pd.DataFrame:
 
 
 def _ratio(values: pd.DataFrame, metric: Metric) -> str:
-    """Answer how many times the baseline's the best values are; nothing where it has none."""
-    base = BASELINE
+    """Answer how many times the baseline's the best values are, or those of the worst.
+
+    Nothing where no x has them all, or the values compared with are 0.
+    """
     means = values.dropna().mean()
     if means.isna().any():
         return ""
-    best = str(means.idxmax() if metric.more_is_better else means.idxmin())
-    if base not in values.columns:
-        base = str(means.idxmin() if metric.more_is_better else means.idxmax())
-    ratios = (values[best] / values[base]).replace([np.inf, -np.inf], np.nan).dropna()
-    if best == base:
-        if len(values.columns) == 2:
-            return ""
-        return f"{best} has the {'highest' if metric.more_is_better else 'lowest'} {metric.noun}"
-    if not len(ratios):
-        return ""
-    low, high = _times(ratios.min()), _times(ratios.max())
-    if low == high == "1.0":
-        return f"All have about the same {metric.noun}"
-    span = low if low == high else f"{low} to {high}"
-    return f"{best} has {span} times the {metric.noun} of {base}"
+    best, worst = str(means.idxmax()), str(means.idxmin())
+    if not metric.more_is_better:
+        best, worst = worst, best
+    for base in (BASELINE, worst):
+        if base == best or base not in values.columns:
+            continue
+        ratios = (values[best] / values[base]).replace([np.inf, -np.inf], np.nan).dropna()
+        if len(ratios) and not ratios.any():
+            most = number(values[base].max() * metric.scale)
+            return f"{short(best)} has no {_words(metric)}, {short(base)} up to {most}"
+        low, high = (_times(ratio) for ratio in (ratios.min(), ratios.max()))
+        if len(ratios) and not low == high == "1.0":
+            span = low if low == high else f"{low} to {high}"
+            return f"{short(best)} has {span} times the {metric.noun} of {short(base)}"
+    return f"All have about the same {metric.noun}" if means.all() else ""
+
+
+def _words(metric: Metric) -> str:
+    return metric.label.partition(" (")[0]
 
 
 def _times(ratio: float) -> str:

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "kv_layout", "server_log"),
+    ("hardware", "kv_layout", "server_log", "plots"),
     ("model_spec",),
     ("hf_config",),
     ("models",),
@@ -28,7 +28,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "plots", "timing_report", "timing_plots"),
+    ("comparison", "timing_report", "timing_plots"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -43,11 +43,11 @@ ROWS_ONLY = {
     "results": set[str](),
     "report": set[str](),
     "comparison": set[str](),
-    "plots": set[str](),
 }
 COMMANDS = {
-    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "plot", "tables")
 }
+PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},
@@ -61,8 +61,8 @@ ONLY_IN = {
         "sim/timing/importers/aiconfigurator.py",
     },
     "yaml": {"sim/timing/importers/llmservingsim.py"},
-    "matplotlib": {"sim/plots.py", "sim/timing_plots.py"},
-    "pandas": {"sim/plots.py"},
+    "matplotlib": {*PLOTS, "sim/timing_plots.py"},
+    "pandas": PLOTS - {"sim/plots/style.py"},
     "torch": set[str](),
     "triton": set[str](),
     "ray": set[str](),
@@ -187,6 +187,7 @@ def _imported(*arguments: str) -> set[str]:
         ["run", "--help"],
         ["tables", "--help"],
         ["tables", "show", "--help"],
+        ["plot", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:
