@@ -138,7 +138,7 @@ def panel_size(axes: Axes) -> tuple[float, float]:
 
 def fit(text: str, inches: float) -> str:
     """Answer *text*, broken where it is longer than *inches* in letters of ours."""
-    return textwrap.fill(text, max(int(11.5 * inches), 12))
+    return textwrap.fill(text, max(int(11.5 * inches), 12), break_on_hyphens=False)
 
 
 def is_geometric(values: Series) -> bool:

@@ -91,7 +91,7 @@ def _name(axes: Axes, points: pd.DataFrame, names: list[str], metric: Metric) ->
     places = axes.transAxes.inverted().transform(
         axes.transData.transform(points[[metric.column, THROUGHPUT]].to_numpy(float))
     )
-    width, height = (0.065 / panel_size(axes)[0], 0.14 / panel_size(axes)[1])  # of a letter
+    width, height = (0.08 / panel_size(axes)[0], 0.14 / panel_size(axes)[1])  # of a letter
     taken: list[tuple[float, float, float]] = []
     for (x, y), (_, row) in zip(places, points.iterrows(), strict=True):
         text = ", ".join(short(text_of(row[name]), 16) for name in names)

@@ -17,7 +17,7 @@ BASELINE = "reserve-max"
 def put_title(figure: Figure, *lines: str) -> None:
     """Write *lines* above *figure*, broken where they do not fit."""
     scale = letter_scale()
-    width = 1.08 * figure.get_figwidth() / scale  # prose is narrower than labels
+    width = figure.get_figwidth() / scale
     text = "\n".join(fit(line, width) for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=11 * scale)
 

@@ -44,17 +44,8 @@ def _charts(folder: Path) -> set[str]:
 def test_a_sweep(kvsim: Kvsim, swept: Path) -> None:
     done = kvsim("plot", swept, "--format", "svg")
     assert (done.code, done.out, done.notes) == (0, "", [])
-    names = [
-        "running",
-        "throughput",
-        "ttft",
-        "tpot",
-        "prefix_hits",
-        "preemptions",
-        "slots",
-        "pareto",
-    ]
-    files = [f"{name}.svg" for name in names]
+    names = ("running", "throughput", "ttft", "tpot", "prefix_hits", "preemptions", "slots")
+    files = [f"{name}.svg" for name in (*names, "pareto")]
     assert done.err == f"wrote {swept}: {', '.join(files)}\n"
     assert _charts(swept) == set(files)
 
