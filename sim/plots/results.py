@@ -145,13 +145,18 @@ def _comparison(folder: Path) -> Results:
     if "allocator" not in frame.columns:
         raise FileError(f"{plain(str(path))}: column allocator is missing; {EXPECTED}")
     cells = Cells(frame, ["allocator"], path)
-    runs, notes = [], []
+    runs, notes, absent = [], [], []
     for label in cells.frame["allocator"]:
+        place = folder / Path(label).name  # a name from a file leads nowhere else
+        if not place.is_dir():
+            absent.append(label)
+            continue
         try:
-            # A name from a file leads to no other place than the folder's own.
-            runs.append(RunFiles(folder / Path(label).name))
+            runs.append(RunFiles(place))
         except FileError as error:
             notes.append(f"{label} is in no chart over time: {error}")
+    if absent:
+        notes.append(f"in no chart over time, for want of their folders: {', '.join(absent)}")
     return Results(folder, runs, cells, notes)
 
 
@@ -180,7 +185,8 @@ def read_frame(folder: Path, name: str) -> tuple[Path, pd.DataFrame]:
         ) from None
     if not len(frame):
         raise FileError(f"{plain(str(path))} has no row: nothing has finished, nothing to draw")
-    return path, frame.rename(columns=str)
+    frame = frame.rename(columns=str)
+    return path, frame.loc[:, ~frame.columns.duplicated()]
 
 
 def _json(path: Path, kind: type[Any]) -> Any:
