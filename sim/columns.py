@@ -12,6 +12,9 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Columns = dict[str, Column]
 
+SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
+"""Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
+
 
 class Rows:
     """Rows of int64 (``q``) or float64 (``d``), packed as columns of the narrowest type.

@@ -186,6 +186,42 @@ _TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
 """The commands of ``kvsim tables``: help and parameters. Their values stay text."""
 
 
+_PLOT_HELP = """Draw charts of a folder that kvsim run -o, compare or sweep wrote, from its files.
+
+A sweep is drawn over a setting, one curve an allocator; other settings have panels, seeds bars. A
+run is drawn over time, a comparison both ways."""
+_PLOT: "list[click.Parameter]" = [
+    click.Argument(["folder"], required=False, metavar="DIR"),
+    click.Option(
+        ["-o", "--output-dir"],
+        metavar="DIR",
+        help="Folder for the charts [default: beside the data].",
+    ),
+    click.Option(
+        ["--x"], metavar="NAME", help="Setting to draw over [default: the first that was swept]."
+    ),
+    click.Option(
+        ["--y"],
+        metavar="NAME,...",
+        help="Columns of the summary to draw [default: a chart each of concurrency, slots, "
+        "throughput, goodput, latencies, hit rate, preemptions, and what two settings or a "
+        "trade-off show].",
+    ),
+    click.Option(
+        ["--where"],
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Draw only cells with this value; may be given several times.",
+    ),
+    click.Option(["--format"], metavar="png,svg", help="Formats of the files [default: both]."),
+    click.Option(
+        ["--style"],
+        metavar="STR",
+        help="Style of matplotlib: a name like dark_background, or a file. Colours of curves stay.",
+    ),
+]
+
+
 def _command(
     name: str,
     function: "Callable[[dict[str, Any]], int]",
@@ -270,6 +306,15 @@ def _tables() -> click.Group:
     return _Commands("tables", help=doc, commands=commands, no_args_is_help=False)
 
 
+def _plot() -> click.Command:
+    def callback(**values: Any) -> int:
+        from sim.commands.plot import plot  # noqa: PLC0415  # --help pays for no command
+
+        return plot(values)
+
+    return click.Command("plot", callback=callback, params=_PLOT, help=_PLOT_HELP)
+
+
 class _Commands(click.Group):
     """The commands by name; one that is unknown or missing is refused with the choices."""
 
@@ -329,5 +374,6 @@ def _cli() -> click.Group:
         )
     )
     group.add_command(_sweep())
+    group.add_command(_plot())
     group.add_command(_tables())
     return group

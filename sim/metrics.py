@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
-from sim.columns import Columns, Rows
+from sim.columns import SLOT_STATES, Columns, Rows
 from sim.errors import ConfigError
 from sim.request import UNSET, Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
@@ -20,9 +20,6 @@ from workloads.record import PS_PER_S, Trace
 
 MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
-
-SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
-"""Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
 
 
 class StepTimes(NamedTuple):

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sim import arrow
-from sim.columns import Columns
-from sim.metrics import SLOT_STATES, Recorder
+from sim.columns import SLOT_STATES, Columns
+from sim.metrics import Recorder
 from sim.request import UNSET
 from sim.totals import COUNTS
 from workloads.record import PS_PER_S

@@ -1,10 +1,9 @@
 """Charts of timing tables and fits: what was measured, what lies between, and what bounds it."""
 
+import functools
 import textwrap
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +15,12 @@ from matplotlib.lines import Line2D
 
 from sim.columns import FloatArray
 from sim.errors import ConfigError, FileError
-from sim.files import atomic
 from sim.hardware import GpuSpec, get_gpu
 from sim.kv_layout import ELEMENT_BYTES
 from sim.kv_spec import DTYPE_BYTES, dtype_bytes
 from sim.models import ModelSpec
+from sim.plots import style as plot_style
+from sim.plots.style import PALETTE, drawing
 from sim.timing.attention import AttentionCost, decode_times
 from sim.timing.base import PS_PER_US
 from sim.timing.build import block_size_factor
@@ -42,35 +42,15 @@ FIT_CONTEXTS = (128, 131_072)
 MLA_HEAD_DIM = 256
 """One kv head with more elements than this is the latent of MLA, key and value in one."""
 
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, told apart by colour-blind readers."""
+_STYLE: Any = {"font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
 
-_STYLE: Any = {
-    "svg.hashsalt": "kvsim",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    """Draw in our style; what cannot be drawn of extreme values is left out without a word."""
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's
-        warnings.simplefilter("ignore", UserWarning)  # matplotlib's
-        yield
+_style = functools.partial(drawing, _STYLE)
 
 
 def write(figure: Figure, path: Path) -> None:
     """Write *figure* to *path*, .png or .svg, whole or not at all; equal figures, equal bytes."""
-    suffix = path.suffix.lower().removeprefix(".")
-    metadata = {"Software": None} if suffix == "png" else {"Date": None}
-    with _style(), atomic(path) as temporary:
-        figure.savefig(temporary, format=suffix, dpi=150, metadata=metadata)
+    with _style():
+        plot_style.write(figure, path)
 
 
 class _Decode(NamedTuple):
@@ -344,7 +324,7 @@ def _longest(curves: Curves) -> Curves:
 
 
 def _draw_layers(axes: Axes, curves: Curves, kernels: str, *, markers: bool = True) -> None:
-    for color, (name, (tokens, us)) in zip(_PALETTE, curves.items(), strict=False):
+    for color, (name, (tokens, us)) in zip(PALETTE, curves.items(), strict=False):
         style = "o-" if markers else "--"
         axes.plot(tokens, us, style, color=color, lw=1.2, ms=2, label=name)
     axes.set_xscale("log", base=2)

@@ -53,9 +53,11 @@ def compare(values: dict[str, Any]) -> int:
     rows = comparison_rows(summaries)
     files = write_comparison(folder, rows)
     if all(row["num_steps"] and row["duration"] for row in rows):
-        from sim.plots import write_figures  # noqa: PLC0415  # only who draws pays for matplotlib
+        from sim.plots.figures import (  # noqa: PLC0415  # only who draws pays for matplotlib
+            write_comparison_charts,
+        )
 
-        files += write_figures(folder, run_folders)
+        files += write_comparison_charts(folder, run_folders)
     else:
         why = "the runs took no time" if rows[0]["num_steps"] else "no request was served"
         say(f"note: no figures, because {why}")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from sim.plots import COLORS
+from sim.plots.style import COLORS
 from tests.benchmarks.workloads import AT_ONCE, AZURE_LIKE, OUTPUT_LENGTHS, roomy
 
 MARKERS = {"paged": "o", "prefix": "s", "reserve-max": "^"}

@@ -22,7 +22,7 @@ from sim.allocators.base import Allocator, IntegrityError
 from sim.allocators.contiguous import ContiguousAllocator
 from sim.allocators.paged import PagedAllocator
 from sim.allocators.prefix import PrefixCachingAllocator
-from sim.metrics import SLOT_STATES
+from sim.columns import SLOT_STATES
 from sim.request import make_requests
 from sim.result_tables import request_table, step_table
 from tests.checked import Driver, Row, plain_run, replay, requests_of, steps_of

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow", "goodput"),
-    ("hardware", "kv_layout", "kv_groups", "server_log"),
+    ("hardware", "kv_layout", "kv_groups", "server_log", "plots"),
     ("model_spec",),
     ("hf_config",),
     ("models",),
@@ -28,7 +28,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "plots", "timing_report", "timing_plots", "sweep"),
+    ("comparison", "timing_report", "timing_plots", "sweep"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -43,12 +43,12 @@ ROWS_ONLY = {
     "results": set[str](),
     "report": set[str](),
     "comparison": set[str](),
-    "plots": set[str](),
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "sweep", "tables")
+    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables")
 }
+PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
     "click": {"sim/flags.py", *COMMANDS},
@@ -62,8 +62,8 @@ ONLY_IN = {
         "sim/timing/importers/aiconfigurator.py",
     },
     "yaml": {"sim/timing/importers/llmservingsim.py"},
-    "matplotlib": {"sim/plots.py", "sim/timing_plots.py"},
-    "pandas": {"sim/plots.py"},
+    "matplotlib": {*PLOTS, "sim/timing_plots.py"},
+    "pandas": PLOTS - {"sim/plots/style.py"},
     "torch": set[str](),
     "triton": set[str](),
     "ray": {"sim/sweep/ray_cluster.py"},
@@ -189,6 +189,7 @@ def _imported(*arguments: str) -> set[str]:
         ["sweep", "--help"],
         ["tables", "--help"],
         ["tables", "show", "--help"],
+        ["plot", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:
