@@ -1,0 +1,85 @@
+"""Paged attention in plain PyTorch, slow and obvious: what every kernel here is held to.
+
+The KV cache is vLLM's (``[num_blocks, block_size, num_kv_heads, head_dim]``, its "NHD" layout): token
+*i* of a sequence lies in block ``block_table[seq, i // block_size]``, slot ``i % block_size``.
+"""
+
+import math
+
+import torch
+
+LATENT_DIM = 512
+"""Of a token's one vector of latent attention, what is value as well as key (DeepSeek-V2, 2.1.2)."""
+
+
+def gather(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    """Answer the first *length* tokens of one sequence, [length, num_kv_heads, head_dim].
+
+    *cache* is [num_blocks, block_size, num_kv_heads, head_dim], *table* the sequence's [max_blocks].
+    """
+    positions = torch.arange(length, device=cache.device)
+    block_size = cache.shape[1]
+    return cache[table[positions // block_size].long(), positions % block_size]
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Answer causal attention of the last tokens of one sequence, in *dtype*.
+
+    *query* is [query_len, num_heads, head_dim], *key* and *value* [seq_len, num_kv_heads, width]; the
+    queries are the last of the sequence. Each kv head serves num_heads / num_kv_heads query heads.
+    """
+    group = query.shape[1] // key.shape[1]
+    queries = query.to(dtype).transpose(0, 1)
+    keys = key.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
+    values = value.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
+    scores = queries @ keys.transpose(1, 2) * scale
+    query_len, seq_len = scores.shape[1:]
+    last = torch.arange(seq_len - query_len, seq_len, device=query.device)
+    hidden = torch.arange(seq_len, device=query.device) > last[:, None]
+    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+    return (weights @ values).transpose(0, 1)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor | None,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    query_starts: torch.Tensor | None = None,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Answer attention over a paged cache, [total_queries, num_heads, value width], in *dtype*.
+
+    Args:
+        query: [total_queries, num_heads, head_dim], sequence after sequence.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        value_cache: the same; None for latent attention, whose values are the first `LATENT_DIM`
+            elements of the keys.
+        block_table: [num_seqs, max_blocks], block ids.
+        seq_lens: [num_seqs], tokens in the cache, those of the queries among them.
+        query_starts: [num_seqs + 1], where the queries of each begin; None: one query each (decode).
+        scale: of the scores; None: 1 / sqrt(head_dim).
+        dtype: in which all is computed.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    starts = list(range(len(seq_lens) + 1)) if query_starts is None else query_starts.tolist()
+    outputs = []
+    for seq, length in enumerate(seq_lens.tolist()):
+        key = gather(key_cache, block_table[seq], length)
+        value = (
+            key[..., :LATENT_DIM]
+            if value_cache is None
+            else gather(value_cache, block_table[seq], length)
+        )
+        queries = query[starts[seq] : starts[seq + 1]]
+        outputs.append(attention(queries, key, value, scale, dtype))
+    return torch.cat(outputs)
