@@ -28,22 +28,23 @@ def attention(
     value: torch.Tensor,
     scale: float,
     dtype: torch.dtype = torch.float64,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Answer causal attention of the last tokens of one sequence, in *dtype*.
+    """Answer causal attention of tokens of one sequence, [num_queries, num_heads, width], in *dtype*.
 
-    *query* is [query_len, num_heads, head_dim], *key* and *value* [seq_len, num_kv_heads, width]; the
-    queries are the last of the sequence. Each kv head serves num_heads / num_kv_heads query heads.
+    *query* is [num_queries, num_heads, head_dim], *key* and *value* [seq_len, num_kv_heads, width];
+    the queries stand at *positions* of the sequence, by default its last. Each kv head serves
+    num_heads / num_kv_heads query heads in a row.
     """
-    group = query.shape[1] // key.shape[1]
-    queries = query.to(dtype).transpose(0, 1)
-    keys = key.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
-    values = value.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
-    scores = queries @ keys.transpose(1, 2) * scale
-    query_len, seq_len = scores.shape[1:]
-    last = torch.arange(seq_len - query_len, seq_len, device=query.device)
-    hidden = torch.arange(seq_len, device=query.device) > last[:, None]
-    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
-    return (weights @ values).transpose(0, 1)
+    (num_queries, num_heads, head_dim), (seq_len, num_kv_heads) = query.shape, key.shape[:2]
+    if positions is None:
+        positions = torch.arange(seq_len - num_queries, seq_len, device=query.device)
+    queries = query.to(dtype).view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    keys = key.to(dtype).permute(1, 2, 0)[:, None]  # [kv heads, 1, head_dim, seq_len]
+    values = value.to(dtype).transpose(0, 1)[:, None]
+    hidden = torch.arange(seq_len, device=query.device) > positions[:, None]
+    weights = torch.softmax((queries @ keys * scale).masked_fill(hidden, -math.inf), dim=-1)
+    return (weights @ values).permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
 
 
 def paged_attention(
