@@ -1,7 +1,7 @@
 """Other people's kernels, where they are installed: one module each, of a few lines.
 
 A backend takes a batch and answers a call; what it prepares on the host (a plan) is not timed. To add
-one: a module with ``decode(batch)``, and one line in `_MODULES`.
+one: a module with ``decode(batch)``, and one line in `PACKAGES` (`kernels/backends/names.py`).
 """
 
 import importlib
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from kernels.backends.names import PACKAGES
 
 
 class AttentionBatch(NamedTuple):
@@ -32,15 +34,6 @@ class AttentionBatch(NamedTuple):
 
 Backend = Callable[[AttentionBatch], Callable[[], object]]
 
-_MODULES = {
-    "flashinfer": ("flashinfer", "kernels.backends.with_flashinfer"),
-    "flash_attn": ("flash_attn", "kernels.backends.with_flash_attn"),
-    "flash_attn_3": ("flash_attn_interface", "kernels.backends.with_flash_attn_3"),
-    "vllm_flash_attn": ("vllm", "kernels.backends.with_vllm"),
-}
-"""The package that a backend needs, and the module of ours, by the name of its kernel."""
-
-
 def _lazy(module: str) -> Backend:
     def decode(batch: AttentionBatch) -> Callable[[], object]:
         call: Callable[[], object] = importlib.import_module(module).decode(batch)
@@ -49,7 +42,9 @@ def _lazy(module: str) -> Backend:
     return decode
 
 
-BACKENDS: dict[str, Backend] = {name: _lazy(module) for name, (_, module) in _MODULES.items()}
+BACKENDS: dict[str, Backend] = {
+    name: _lazy(f"kernels.backends.with_{name}") for name in PACKAGES
+}
 """Every backend, installed or not."""
 
 
@@ -57,6 +52,6 @@ def installed() -> dict[str, str]:
     """Answer the package of each backend that is installed, by the name of its kernel."""
     return {
         name: package
-        for name, (package, _) in _MODULES.items()
+        for name, package in PACKAGES.items()
         if importlib.util.find_spec(package) is not None
     }
