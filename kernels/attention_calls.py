@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from kernels import contiguous
 from kernels.backends import BACKENDS, AttentionBatch
 from kernels.calls import (
     DTYPES,
@@ -23,7 +22,7 @@ from kernels.reference import LATENT_DIM, attention, gather
 from kernels.reference import paged_attention as paged_reference
 
 MAX_CHECKED = 3
-"""Sequences of a batch, and queries of a chunk, that are held to the reference: first, middle, last."""
+"""Sequences of a batch, and queries of a chunk, that are checked: the first, middle and last."""
 
 _SHARE = 0.7
 """Of the free memory that a pool may take."""
@@ -206,12 +205,15 @@ def _call(
     """Answer the call of the kernel of *case* on *batch*."""
     if case.kernel == PYTORCH:
         return functools.partial(_by_reference, batch, out, block_size=case.block_size)
+    if case.kernel in BACKENDS:
+        return BACKENDS[case.kernel](batch)
+    # A CPU needs no Triton.
+    from kernels import contiguous  # noqa: PLC0415
+    from kernels import paged_attention as paged  # noqa: PLC0415
+
     if case.kernel == SDPA:
         assert batch.value is not None
         return functools.partial(contiguous.sdpa, query, batch.key, batch.value)
-    if case.kernel in BACKENDS:
-        return BACKENDS[case.kernel](batch)
-    from kernels import paged_attention as paged  # noqa: PLC0415  # a CPU needs no Triton
 
     tile = None
     if batch.max_query_len == 1 and tile_key(case) in maker.tiles:

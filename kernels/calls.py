@@ -18,6 +18,10 @@ MAX_ROTATION = 512
 """Most copies among which calls rotate."""
 
 
+AMD_CACHE_BYTES = 256_000_000
+"""Infinity Cache of an MI300X, which stands between its small L2 caches and memory."""
+
+
 class Skip(Exception):  # noqa: N818  # not an error: the reason is listed
     """A case that cannot be measured here; the message says why."""
 
@@ -42,12 +46,14 @@ def l2_bytes(device: torch.device) -> int:
     """Answer the size of the L2 cache; 0 on a CPU, where nothing is rotated."""
     if device.type != "cuda":
         return 0
+    if torch.version.hip:
+        return AMD_CACHE_BYTES
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "L2_cache_size", 0) or 128_000_000)
 
 
 def rotation(num_bytes: int, device: torch.device) -> int:
-    """Answer among how many copies of *num_bytes* calls rotate: three times the L2 cache at least."""
+    """Answer among how many copies of *num_bytes* calls rotate: three times the L2 cache."""
     return max(1, min(MAX_ROTATION, 1 + 3 * l2_bytes(device) // max(num_bytes, 1)))
 
 
@@ -57,7 +63,7 @@ def is_cold(num_bytes: int, copies: int, device: torch.device) -> bool:
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Answer the norm of the difference over that of *expected*; infinite if something is no number."""
+    """Answer the norm of the difference over that of *expected*; infinite if a number is none."""
     got = output.to(expected.dtype)
     error = float((got - expected).norm() / expected.norm())
     return error if bool(torch.isfinite(got).all()) else float("inf")

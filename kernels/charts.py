@@ -63,7 +63,7 @@ def _bandwidth(
         sizes = sorted(by_bytes)
         axes.plot(
             [size / 1e6 for size in sizes],
-            [statistics.median(by_bytes[size]) / 1e12 for size in sizes],
+            [statistics.median(by_bytes[size]) / 1e9 for size in sizes],
             marker=_MARKERS[index // len(_COLORS) % len(_MARKERS)],
             markersize=4,
             color=_COLORS[index % len(_COLORS)],
@@ -73,11 +73,13 @@ def _bandwidth(
         )
     for rate, name, style in ((copy, "copy, measured", ":"), (peak, "peak of the memory", "-.")):
         if rate is not None:
-            axes.axhline(rate / 1e12, color="black", linestyle=style, linewidth=1, label=name)
+            axes.axhline(rate / 1e9, color="black", linestyle=style, linewidth=1, label=name)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("keys and values of a call, MB")
-    axes.set_ylabel("read a second, TB/s (median of batches)")
+    axes.set_ylabel("read a second, GB/s (median of batches)")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -54,7 +54,9 @@ class Bench:
 
     def __init__(self, device: torch.device, journal: Journal, seed: int, clock: Clock) -> None:
         self._device, self._journal, self._clock = device, journal, clock
-        self._attention = AttentionCalls(device, seed, MAX_TOKENS if device.type == "cuda" else 8192)
+        self._attention = AttentionCalls(
+            device, seed, MAX_TOKENS if device.type == "cuda" else 8192
+        )
         self._layers = LayerCalls(device, seed)
         self._tuned: set[str] = set()
         self._transfers: dict[int, dict[int, Timing]] = {}
@@ -70,7 +72,9 @@ class Bench:
         gc.freeze()  # each capture collects garbage: what is there now need not be looked at
         done = self._known()
         if not any("copy_bytes_per_s" in record for record in self._journal.records):
-            bandwidth = copy_bandwidth(self._device, 2**30 if self._device.type == "cuda" else 2**24)
+            bandwidth = copy_bandwidth(
+                self._device, 2**30 if self._device.type == "cuda" else 2**24
+            )
             clocks = smi(self._device, ("clocks.sm", "clocks.mem")) if self._is_gpu else {}
             self._journal.append({"copy_bytes_per_s": bandwidth, **clocks})
         for case in cases:
@@ -180,13 +184,12 @@ class Bench:
                 calls = self._attention.make(model)
                 if calls.error() <= calls.tolerance:
                     times[tuple(tile)] = time_calls(calls.calls, self._device, 0.02).us
-            except torch.OutOfMemoryError:
-                raise
-            except Skip:
+            except (torch.OutOfMemoryError, Skip):
                 break
             except Exception as error:  # noqa: BLE001  # a tile too large for the GPU
                 self._refuse_dead_gpu(model, error)
-        self._attention.tiles.pop(name)
+            finally:
+                self._attention.tiles.pop(name)
         if times:
             best = min(times, key=lambda tile: times[tile])
             self._attention.tiles[name] = best

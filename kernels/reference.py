@@ -19,7 +19,8 @@ def gather(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tenso
     """
     positions = torch.arange(length, device=cache.device)
     block_size = cache.shape[1]
-    return cache[table[positions // block_size].long(), positions % block_size]
+    raw = cache.view(torch.uint8) if cache.element_size() == 1 else cache  # fp8 is moved as bytes
+    return raw[table[positions // block_size].long(), positions % block_size].view(cache.dtype)
 
 
 def attention(
@@ -39,12 +40,14 @@ def attention(
     (num_queries, num_heads, head_dim), (seq_len, num_kv_heads) = query.shape, key.shape[:2]
     if positions is None:
         positions = torch.arange(seq_len - num_queries, seq_len, device=query.device)
-    queries = query.to(dtype).view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    keys = key.to(dtype).permute(1, 2, 0)[:, None]  # [kv heads, 1, head_dim, seq_len]
-    values = value.to(dtype).transpose(0, 1)[:, None]
-    hidden = torch.arange(seq_len, device=query.device) > positions[:, None]
-    weights = torch.softmax((queries @ keys * scale).masked_fill(hidden, -math.inf), dim=-1)
-    return (weights @ values).permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
+    group = num_heads // num_kv_heads
+    by_head = query.to(dtype).view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    queries = by_head.reshape(num_kv_heads, group * num_queries, head_dim)
+    scores = queries @ key.to(dtype).permute(1, 2, 0) * scale
+    hidden = torch.arange(seq_len, device=query.device) > positions.repeat(group)[:, None]
+    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+    outputs = (weights @ value.to(dtype).transpose(0, 1)).view(num_kv_heads, group, num_queries, -1)
+    return outputs.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
 
 
 def paged_attention(

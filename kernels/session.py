@@ -24,6 +24,7 @@ def open_device(kind: str) -> torch.device:
         ConfigError: there is no GPU, or no Triton to run on it.
     """
     if kind == "cpu":
+        torch.set_num_threads(1)  # the calls are small
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -31,7 +32,6 @@ def open_device(kind: str) -> torch.device:
             "PyTorch built for it, or --device cpu, which tests all but the times"
         )
     try:
-        metadata.version("triton")
         import triton  # noqa: PLC0415, F401  # whether it can be imported
     except ImportError:
         raise ConfigError(
@@ -53,7 +53,9 @@ def header(device: torch.device) -> dict[str, Any]:
     """Answer what measurements are made with."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if device.type == "cuda":
-        versions["triton"] = metadata.version("triton")
+        import triton  # noqa: PLC0415  # a CPU needs none
+
+        versions["triton"] = triton.__version__
         for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
             if version:
                 versions[name] = version
@@ -104,8 +106,9 @@ def _properties(device: torch.device) -> dict[str, Any]:
 def smi(device: torch.device, names: tuple[str, ...]) -> dict[str, str]:
     """Answer what NVIDIA's tool says of *device*; nothing where it is not at hand."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    which = ["-i", f"GPU-{uuid}"] if uuid else []
-    command = ["nvidia-smi", *which, f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    if uuid:
+        command += ["-i", f"GPU-{uuid}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

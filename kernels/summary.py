@@ -108,7 +108,7 @@ def _lines(header: Record, records: Sequence[Record]) -> Iterator[str]:
     copy = copy_bytes_per_s(records)
     steps = decodes(records)
     if copy is not None:
-        yield f"copy bandwidth {copy / 1e12:.3f} TB/s, read and written"
+        yield f"copy bandwidth {_rate(copy)}, read and written"
     if steps:
         yield from _attention_lines(steps, copy)
     for reason, keys in skipped(records).items():
@@ -132,7 +132,7 @@ def _attention_lines(steps: Sequence[Decode], copy: float | None) -> Iterator[st
     for (kernel, block_size), rate in rates.items():
         where = f"block_size {block_size}" if block_size else "contiguous"
         share = "" if copy is None else f", {rate / copy:.0%} of the copy bandwidth"
-        yield f"  {kernel}, {where}: {rate / 1e12:.3f} TB/s{share}"
+        yield f"  {kernel}, {where}: {_rate(rate)}{share}"
     for block_size, pairs in penalties(large).items():
         ratios = [ratio for _, ratio in pairs]
         yield (
@@ -140,3 +140,7 @@ def _attention_lines(steps: Sequence[Decode], copy: float | None) -> Iterator[st
             f"contiguous ({min(ratios):.3f} to {max(ratios):.3f})"
         )
 
+
+def _rate(bytes_per_s: float) -> str:
+    gigabytes = bytes_per_s / 1e9
+    return f"{gigabytes:,.0f} GB/s" if gigabytes >= 10 else f"{gigabytes:.2g} GB/s"

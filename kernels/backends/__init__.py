@@ -34,6 +34,7 @@ class AttentionBatch(NamedTuple):
 
 Backend = Callable[[AttentionBatch], Callable[[], object]]
 
+
 def _lazy(module: str) -> Backend:
     def decode(batch: AttentionBatch) -> Callable[[], object]:
         call: Callable[[], object] = importlib.import_module(module).decode(batch)
@@ -42,9 +43,7 @@ def _lazy(module: str) -> Backend:
     return decode
 
 
-BACKENDS: dict[str, Backend] = {
-    name: _lazy(f"kernels.backends.with_{name}") for name in PACKAGES
-}
+BACKENDS: dict[str, Backend] = {name: _lazy(f"kernels.backends.with_{name}") for name in PACKAGES}
 """Every backend, installed or not."""
 
 
