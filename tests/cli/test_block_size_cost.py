@@ -10,10 +10,10 @@ from sim.timing.table import LAYER_OPS, TableInfo, make_table, save
 from tests.cli.conftest import Kvsim
 
 MODEL = "meta-llama/Llama-3.1-8B"
-DECODE_US = {0: 1000.0, 1: 2300.0, 16: 1100.0, 64: 1000.0}
+DECODE_US = {0: 100.0, 1: 230.0, 16: 110.0}
 """One layer's decode attention by block size, of any batch and context; 0: contiguous memory."""
 
-PREFILL_US = 500.0
+PREFILL_US = 50.0
 LEAST_US = 1e-6
 OUTPUT_LEN = 101
 
@@ -48,7 +48,7 @@ def _by_hand(block_size: int) -> float:
     return OUTPUT_LEN / (layers * step_us * 1e-6)
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 16])
 def test_throughput_moves_as_computed_by_hand(
     kvsim: Kvsim, tmp_path: Path, table: Path, block_size: int
 ) -> None:
