@@ -41,7 +41,7 @@ class Heads(NamedTuple):
 
 LLAMA_8B = Heads(32, 8, 128)
 OTHER_HEADS = (Heads(64, 8, 128), Heads(8, 1, 128), Heads(32, 32, 128), Heads(28, 4, 128))
-"""Llama-3.3-70B on one GPU, on eight; Llama-2-7B; Qwen2.5-7B."""
+"""Llama-3.1-70B on one GPU, on eight; Llama-2-7B; Qwen2.5-7B."""
 
 LATENT_HEADS = (Heads(128, 1, 576), Heads(16, 1, 576))
 """DeepSeek-V3 on one GPU, on eight."""
@@ -50,7 +50,7 @@ PRODUCTS = ((6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336), (128_256
 """(n, k) of Llama-3.1-8B: qkv, o, gate and up, down, logits."""
 
 MORE_PRODUCTS = ((10_240, 8192), (8192, 8192), (57_344, 8192), (8192, 28_672), (128_256, 8192))
-"""Of Llama-3.3-70B."""
+"""Of Llama-3.1-70B."""
 
 EXPERTS = ((768, 2048, 128, 8), (14_336, 4096, 8, 2))
 """(n, k, num_experts, top_k) of Qwen3-30B-A3B and Mixtral-8x7B."""
