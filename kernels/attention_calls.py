@@ -20,9 +20,13 @@ from kernels.calls import (
 from kernels.grid import MAX_TOKENS, ORDERED, PYTORCH, SDPA, Case
 from kernels.reference import LATENT_DIM, attention, gather
 from kernels.reference import paged_attention as paged_reference
+from kernels.tiles import Tile
 
 MAX_CHECKED = 3
 """Sequences of a batch, and queries of a chunk, that are checked: the first, middle and last."""
+
+MAX_PLANS = 32
+"""Most copies of a batch for other people's kernels, whose plans take memory each."""
 
 _SHARE = 0.7
 """Of the free memory that a pool may take."""
@@ -94,7 +98,10 @@ class AttentionCalls:
         pool = self.pool(case)
         token_bytes = pool.key[0].nbytes * (1 if pool.value is None else 2)
         num_bytes = case.batch * seq_len * token_bytes
-        places = _Places(self, case, pool, seq_len, rotation(num_bytes, self._device))
+        copies = rotation(num_bytes, self._device)
+        if case.kernel in BACKENDS:
+            copies = min(copies, MAX_PLANS)
+        places = _Places(self, case, pool, seq_len, copies)
         query = torch.randn(
             (case.batch * query_len, case.num_heads, case.head_dim),
             device=self._device,
@@ -113,7 +120,7 @@ class AttentionCalls:
             outs.fill_(float("nan"))
             answer = calls[0]()
             got = answer if isinstance(answer, torch.Tensor) else outs
-            got = got.view(case.batch, query_len, case.num_heads, width)
+            got = got.reshape(case.batch, query_len, case.num_heads, width)
             queries = query.view(case.batch, query_len, *query.shape[1:])
             worst = 0.0 if bool(torch.isfinite(got).all()) else float("inf")
             for seq in _few(case.batch):
@@ -217,33 +224,26 @@ def _call(
 
     tile = None
     if batch.max_query_len == 1 and tile_key(case) in maker.tiles:
-        tile = paged.Tile(*maker.tiles[tile_key(case)])
-    sizes = {
-        "max_seq_len": batch.max_seq_len,
-        "query_starts": batch.query_starts,
-        "max_query_len": batch.max_query_len,
-    }
+        tile = Tile(*maker.tiles[tile_key(case)])
+    options: paged.Options = {"max_query_len": batch.max_query_len, "tile": tile, "out": out}
+    cache = (query, batch.key, batch.value)
     if not case.block_size:
         return functools.partial(
             contiguous.attention,
-            query,
-            batch.key,
-            batch.value,
+            *cache,
             batch.seq_lens,
-            tile=tile,
-            out=out,
-            **sizes,
+            query_starts=batch.query_starts,
+            max_seq_len=batch.max_seq_len,
+            **options,
         )
     return functools.partial(
         paged.paged_attention,
-        query,
-        batch.key,
-        batch.value,
+        *cache,
         batch.block_table,
         batch.seq_lens,
-        tile=tile,
-        out=out,
-        **sizes,
+        query_starts=batch.query_starts,
+        max_seq_len=batch.max_seq_len,
+        **options,
     )
 
 

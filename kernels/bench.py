@@ -8,15 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernels.grid import Case, cpu_grid, gpu_grid
+from kernels.grid import CPU, Case, cpu_grid, gpu_grid
 from kernels.journal import Journal, Record, read
 from sim.errors import ConfigError, FileError
 from workloads.errors import plain
-
-if TYPE_CHECKING:
-    from kernels.tables import Written
 
 PROGRAM = "python -m kernels.bench"
 INTERRUPTED = 130
@@ -24,9 +21,9 @@ MAX_BUDGET_S = 1e6
 
 _DESCRIPTION = """\
 Measure attention (by block_size, batch, context, heads and dtype), products, experts, sampling and
-all-reduces of this machine's GPU, and write the timing table of `kvsim run --timing-table`. The most
-useful calls come first: a table that can be used after a minute, all of it in about eight (H200).
-Killed or interrupted, what was measured stays; the same command again goes on."""
+all-reduces of this machine's GPU, and write the timing table of `kvsim run --timing-table`. The
+most useful calls come first: a table that can be used after about a minute, nearly all of it after
+eight. Killed or interrupted, what was measured stays; the same command again goes on."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -204,36 +201,32 @@ def _finish(
     """Write tables and charts of *records*, say what they show; answer the code."""
     from kernels import summary  # noqa: PLC0415
 
-    written: Written | None = None
-    code = 0
-    try:
-        from kernels import tables  # noqa: PLC0415
-
-        written = tables.write(options.out, header, records, cases, options.gpu)
-    except ModuleNotFoundError as error:
-        _say(f"note: no table was written: {_without(error)}")
     print(summary.describe(header, records))
     tried = {record["key"] for record in records if "key" in record}
     left = sum(case.key not in tried for case in cases)
     if left:
         print(f"{left} of {len(cases)} calls are left: the same command again goes on")
-    paths = written.paths if written else []
-    for note in written.notes if written else []:
+    try:
+        from kernels import charts, tables  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        _say(f"note: no table was written: {_without(error)}")
+        return 0
+    written = tables.write(options.out, header, records, cases, options.gpu)
+    paths = list(written.paths)
+    for note in written.notes:
         _say(f"note: {note}")
     if options.plot:
-        from kernels import charts  # noqa: PLC0415
-
-        paths = [*paths, *charts.draw(options.out, header, records, _peak(options.gpu, header))]
+        paths += charts.draw(options.out, header, records, _peak(options.gpu, header))
     for path in paths:
         _say(f"wrote {plain(str(path))}")
-    if written and written.paths and header["device"] != "cpu":
-        name = written.paths[0].stem
-        print(f"use it: kvsim run --gpu {name} --timing-table {plain(str(written.paths[0]))}")
-    return code
+    if written.paths and header["device"] != "cpu":
+        name, path = written.paths[0].stem, plain(str(written.paths[0]))
+        print(f"use it: kvsim run --gpu {name} --timing-table {path}")
+    return 0
 
 
 def _peak(name: str | None, header: Record) -> float | None:
-    from kernels.tables import CPU, gpu_name  # noqa: PLC0415
+    from kernels.tables import gpu_name  # noqa: PLC0415
     from sim.hardware import get_gpu  # noqa: PLC0415
 
     found = name or gpu_name(header["gpu"])

@@ -53,20 +53,25 @@ def draw(folder: Path, header: Record, records: Sequence[Record], peak: float | 
 def _bandwidth(
     steps: Sequence[Decode], title: str, copy: float | None, peak: float | None
 ) -> Figure:
-    """Draw what was read of keys and values a second, over how much they are; a curve a kernel."""
+    """Draw what was read of keys and values a second, over how much they are.
+
+    Colours are block sizes, markers kernels.
+    """
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     curves: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for step in steps:
         curves[(step.kernel, step.block_size)][step.kv_bytes].append(step.bytes_per_s)
-    for index, ((kernel, block_size), by_bytes) in enumerate(sorted(curves.items())):
+    kernels = sorted({kernel for kernel, _ in curves})
+    block_sizes = sorted({block_size for _, block_size in curves})
+    for (kernel, block_size), by_bytes in sorted(curves.items()):
         sizes = sorted(by_bytes)
         axes.plot(
             [size / 1e6 for size in sizes],
             [statistics.median(by_bytes[size]) / 1e9 for size in sizes],
-            marker=_MARKERS[index // len(_COLORS) % len(_MARKERS)],
+            marker=_MARKERS[kernels.index(kernel) % len(_MARKERS)],
             markersize=4,
-            color=_COLORS[index % len(_COLORS)],
+            color=_COLORS[block_sizes.index(block_size) % len(_COLORS)],
             linestyle="-" if block_size else "--",
             linewidth=1.2,
             label=f"{kernel}, {f'block_size {block_size}' if block_size else 'contiguous'}",

@@ -58,7 +58,7 @@ def time_calls(
 
 
 def _by_wall_clock(calls: Sequence[Callable[[], object]], seconds: float) -> Timing:
-    times = []
+    times: list[float] = []
     stop = time.perf_counter() + seconds
     calls[0]()
     while len(times) < MIN_REPEATS or (time.perf_counter() < stop and len(times) < MAX_REPEATS):
@@ -69,7 +69,7 @@ def _by_wall_clock(calls: Sequence[Callable[[], object]], seconds: float) -> Tim
 
 
 def _side_stream(calls: Sequence[Callable[[], object]]) -> None:
-    """Run *calls* on another stream, as a capture will: libraries set themselves up once a stream."""
+    """Run *calls* on another stream, as a capture will: libraries prepare themselves there."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -126,4 +126,5 @@ def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
     source.random_()
     target = torch.empty_like(source)
     timing = time_calls([lambda: target.copy_(source)], device)
-    return 2 * source.nbytes / (timing.us * 1e-6)
+    moved: int = 2 * source.nbytes
+    return moved / (timing.us * 1e-6)

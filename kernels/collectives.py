@@ -5,12 +5,14 @@ Prints one JSON object: microseconds of one call by bytes of the message, median
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,21 +39,21 @@ def all_reduce_times(
     root = str(Path(__file__).parents[1])
     # Ranks are on one machine: nobody else is listened to.
     local = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": root}
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-            env=os.environ | local,
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"all-reduce over {num_ranks} took more than {LIMIT_S} s") from None
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise RuntimeError(f"all-reduce over {num_ranks}: {said}") from None
-    times = json.loads(done.stdout.strip().splitlines()[-1])
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        command, env=os.environ | local, start_new_session=True, **pipes
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"all-reduce over {num_ranks} took more than {LIMIT_S} s") from None
+        finally:
+            if process.poll() is None:  # late or interrupted: the ranks go too
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        last = (said.strip().splitlines() or ["nothing said"])[-1]
+        raise RuntimeError(f"all-reduce over {num_ranks}: {last}")
+    times = json.loads(out.strip().splitlines()[-1])
     return {int(size): Timing(us, spread, how) for size, (us, spread, how) in times.items()}
 
 

@@ -4,10 +4,12 @@
 PyTorch's own, for scale.
 """
 
-import torch
-import torch.nn.functional as F
+from typing import Unpack
 
-from kernels.paged_attention import CONTIGUOUS, Tile, Workspace, launch
+import torch
+from torch.nn import functional
+
+from kernels.paged_attention import CONTIGUOUS, Options, Sequences, launch
 
 
 def attention(
@@ -16,42 +18,20 @@ def attention(
     value: torch.Tensor | None,
     seq_lens: torch.Tensor,
     *,
-    max_seq_len: int,
     query_starts: torch.Tensor,
-    max_query_len: int = 1,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    num_splits: int | None = None,
-    tile: Tile | None = None,
-    out: torch.Tensor | None = None,
-    workspace: Workspace | None = None,
+    max_seq_len: int,
+    **options: Unpack[Options],
 ) -> torch.Tensor:
     """Answer causal attention over *key* and *value* [num_seqs, max_len, num_kv_heads, head_dim].
 
     All else is as in `kernels.paged_attention.paged_attention`.
 
     Raises:
-        ValueError: shapes or types that the kernel does not take.
+        ValueError: shapes that the kernel does not take.
     """
-    return launch(
-        query,
-        key,
-        value,
-        seq_lens[:, None],  # never read
-        seq_lens,
-        CONTIGUOUS,
-        max_seq_len=max_seq_len,
-        query_starts=query_starts,
-        max_query_len=max_query_len,
-        scale=scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        num_splits=num_splits,
-        tile=tile,
-        out=out,
-        workspace=workspace,
-    )
+    never_read = seq_lens[:, None]
+    sequences = Sequences(never_read, seq_lens, query_starts, max_seq_len)
+    return launch(query, key, value, sequences, CONTIGUOUS, options)
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -60,7 +40,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.T
     *query* is [num_seqs, num_heads, head_dim], *key* and *value* [num_seqs, seq_len, num_kv_heads,
     head_dim]; so is the answer as *query*.
     """
-    out = F.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         query[:, :, None],
         key.transpose(1, 2),
         value.transpose(1, 2),

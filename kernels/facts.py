@@ -1,7 +1,8 @@
 """What the compiler makes of the kernels, without a GPU: ``python -m kernels.facts``.
 
-Registers and stack (what is spilled) of `kernels.paged_attention`, shared memory, and how many of the copies from
-memory are 16 bytes wide, for a GPU of each compute capability. Needs Triton, whose ptxas and cuobjdump run.
+Registers and stack (what is spilled) of `kernels.paged_attention`, shared memory, and how many of
+the copies from memory are 16 bytes wide, for a GPU of each compute capability. Needs Triton, whose
+ptxas and cuobjdump run.
 """
 
 import re
@@ -19,6 +20,7 @@ from triton.compiler import ASTSource
 from kernels import paged_attention as paged
 from kernels.grid import LATENT_HEADS, LLAMA_8B, Heads
 from kernels.reference import LATENT_DIM
+from kernels.tiles import default_tile, power_of_two
 
 CAPABILITIES = (80, 90, 100)
 
@@ -71,7 +73,7 @@ def compiled(variant: Variant, capability: int) -> Facts:
     num_heads, num_kv_heads, head_dim = variant.heads
     latent = head_dim > LATENT_DIM
     value_dim = LATENT_DIM if latent else head_dim
-    tile = paged.default_tile(variant.rows, value_dim, _ELEMENT_BYTES[variant.kv_type])
+    tile = default_tile(variant.rows, value_dim, _ELEMENT_BYTES[variant.kv_type])
     constants = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": num_heads // num_kv_heads,
@@ -83,8 +85,8 @@ def compiled(variant: Variant, capability: int) -> Facts:
         "UPCAST": False,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "BLOCK_D": paged.power_of_two(value_dim),
-        "BLOCK_R": paged.power_of_two(head_dim - value_dim) if latent else 16,
+        "BLOCK_D": power_of_two(value_dim),
+        "BLOCK_R": power_of_two(head_dim - value_dim) if latent else 16,
     }
     names = paged.attention_kernel.arg_names
     source = ASTSource(

@@ -27,7 +27,7 @@ BATCHES, MORE_BATCHES = (1, 4, 16, 64, 256), (2, 8, 32, 128, 512)
 CONTEXTS = (127, 511, 2047, 8191, 32_767, 131_071)
 """Tokens of history: with the new one a power of two, whole blocks of any size."""
 
-CHUNKS, HISTORIES = (16, 128, 512, 2048, 8192), (0, 2048, 8192, 32_768)
+CHUNKS, HISTORIES = (16, 128, 512, 2048, 8192), (0, 2048, 8192, 32_768, 122_880)
 TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 

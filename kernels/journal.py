@@ -1,7 +1,7 @@
 """What was measured so far, line by line: what a killed or interrupted measurement leaves behind.
 
-``journal.jsonl`` begins with a header that says what was measured with; each further line is one case.
-A line is on the disk before the next case begins, so that the last one alone can be torn.
+``journal.jsonl`` begins with a header that says what was measured with; each further line is one
+case. A line is on the disk before the next case begins, so that the last one alone can be torn.
 """
 
 import fcntl

@@ -1,10 +1,10 @@
-"""Calls of everything but attention: products, experts, sampling. PyTorch's kernels, no own ones."""
+"""Calls of everything but attention: products, experts, sampling, by PyTorch's own kernels."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from kernels.calls import DTYPES, TOLERANCE, Calls, Skip, is_cold, relative_error, rotation
 from kernels.grid import VOCAB_SIZE, Case
@@ -72,7 +72,7 @@ class LayerCalls:
 
     def _experts(self, case: Case) -> Calls:
         """Routing rotates, at random over all experts: so do the weights that are read."""
-        grouped = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+        grouped = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
         if grouped is None:
             raise Skip("this PyTorch has no grouped_mm")
         dtype = DTYPES[case.dtype]
@@ -95,7 +95,7 @@ class LayerCalls:
 
             def run() -> object:
                 gate, value = grouped(tokens[rows], up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-                answers = grouped(F.silu(gate) * value, down.transpose(1, 2), offs=ends)
+                answers = grouped(functional.silu(gate) * value, down.transpose(1, 2), offs=ends)
                 return out.zero_().index_add_(0, rows, answers * weights[:, None])
 
             return run
@@ -123,7 +123,7 @@ class LayerCalls:
         return order // case.top_k, counts.cumsum(0).int(), share.to(DTYPES[case.dtype])
 
     def _sampler(self, case: Case) -> Calls:
-        """Softmax in fp32 and a draw by exponential noise, as vLLM's sampler without its sorting."""
+        """Softmax in fp32 and a draw by exponential noise, as vLLM's sampler does it."""
         logits = self._random(case.num_tokens, VOCAB_SIZE, dtype=DTYPES[case.dtype])
         noise = torch.empty(logits.shape, dtype=torch.float32, device=self._device)
 
@@ -153,7 +153,7 @@ def _experts(
     for expert, end in enumerate(ends.tolist()):
         mine = rows[start:end]
         gate, value = (tokens[mine].float() @ up[expert].float().t()).chunk(2, dim=-1)
-        answers = (F.silu(gate) * value) @ down[expert].float().t()
+        answers = (functional.silu(gate) * value) @ down[expert].float().t()
         out.index_add_(0, mine, answers * weights[start:end, None].float())
         start = end
     return out

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from kernels.attention_calls import AttentionCalls, tile_key
+from kernels.attention_calls import AttentionCalls, is_latent, tile_key
 from kernels.calls import Calls, Skip
 from kernels.clock import Timing, copy_bandwidth, time_calls
 from kernels.grid import MAX_TOKENS, TRITON, Case
 from kernels.journal import Journal
 from kernels.layer_calls import LayerCalls
+from kernels.reference import LATENT_DIM
 from kernels.session import smi, takes_fp8
+from kernels.tiles import tiles
 
 RESERVE_S = 5.0
 """Kept of a budget for the last case and for writing the table."""
@@ -54,6 +56,7 @@ class Bench:
 
     def __init__(self, device: torch.device, journal: Journal, seed: int, clock: Clock) -> None:
         self._device, self._journal, self._clock = device, journal, clock
+        self._is_gpu: bool = device.type == "cuda"
         self._attention = AttentionCalls(
             device, seed, MAX_TOKENS if device.type == "cuda" else 8192
         )
@@ -81,12 +84,10 @@ class Bench:
             if case.key not in done:
                 if self._clock.is_over:
                     return
-                self._journal.append({"key": case.key, **self._measured(case)})
+                record = {"key": case.key, **self._measured(case)}
+                if record not in self._journal.records:  # skipped before, for the same reason
+                    self._journal.append(record)
             progress.update(1)
-
-    @property
-    def _is_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     def _known(self) -> set[str]:
         """Answer the keys of cases that need no measuring, and take over the tiles found."""
@@ -101,30 +102,34 @@ class Bench:
         return done
 
     def _measured(self, case: Case) -> dict[str, Any]:
-        """Answer what is written of *case*: its time, or why it has none."""
-        maker: _Maker = self._attention if case.op.endswith("_attention") else self._layers
+        """Answer what is written of *case*: its time, or why it has none.
+
+        ``again``: another time there may be room, or a package; the next run looks.
+        """
         for attempt in range(2):
             try:
-                if case.kv_dtype == "fp8" and not takes_fp8(self._device):
-                    raise Skip("no fp8 kernels for this GPU")
-                if case.op == "all_reduce":
-                    return self._all_reduce(case)
-                self._tune(case)
-                return self._timed(case, maker.make(case))
+                return self._attempt(case)
             except Skip as skip:
-                return {"row": case.row(), "skip": str(skip)}
+                return {"row": case.row(), "skip": str(skip), "again": True}
             except (torch.OutOfMemoryError, MemoryError):
                 problem = "out of memory"
                 self._release()
                 if attempt:
-                    # Another time there may be room: measured again by the next run.
                     return {"row": case.row(), "skip": problem, "again": True}
-            except Exception as error:  # noqa: BLE001  # one kernel's failure is not the end
+            except Exception as error:  # one kernel's failure is not the end
                 self._refuse_dead_gpu(case, error)
                 return {"row": case.row(), "skip": _said(error)}
         raise AssertionError("two attempts answer")
 
-    def _timed(self, case: Case, calls: Calls) -> dict[str, Any]:
+    def _attempt(self, case: Case) -> dict[str, Any]:
+        """Answer the time of *case*; raise whatever happens."""
+        if case.kv_dtype == "fp8" and not takes_fp8(self._device):
+            raise Skip("no fp8 kernels for this GPU")
+        if case.op == "all_reduce":
+            return self._all_reduce(case)
+        self._tune(case)
+        maker: _Maker = self._attention if case.op.endswith("_attention") else self._layers
+        calls = maker.make(case)
         error = calls.error()
         if not error <= calls.tolerance:
             self.wrong.append(case.key)
@@ -169,24 +174,21 @@ class Bench:
         name = tile_key(case)
         if name in self._tuned or not self._is_gpu:
             return
-        from kernels import paged_attention as paged  # noqa: PLC0415  # a CPU needs no Triton
-        from kernels.attention_calls import is_latent  # noqa: PLC0415
-        from kernels.reference import LATENT_DIM  # noqa: PLC0415
-
         self._tuned.add(name)
         model = case._replace(block_size=16, batch=TUNED_BATCH, context=TUNED_CONTEXT)
         width = LATENT_DIM if is_latent(case) else case.head_dim
         kv_bytes = self._attention.pool(case).key.element_size()
         times: dict[tuple[int, int, int, int], float] = {}
-        for tile in paged.tiles(case.num_heads // case.num_kv_heads, width, kv_bytes):
-            self._attention.tiles[name] = tuple(tile)
+        for tile in tiles(case.num_heads // case.num_kv_heads, width, kv_bytes):
+            cut = (tile.block_m, tile.block_n, tile.num_warps, tile.num_stages)
+            self._attention.tiles[name] = cut
             try:
                 calls = self._attention.make(model)
                 if calls.error() <= calls.tolerance:
-                    times[tuple(tile)] = time_calls(calls.calls, self._device, 0.02).us
+                    times[cut] = time_calls(calls.calls, self._device, 0.02).us
             except (torch.OutOfMemoryError, Skip):
                 break
-            except Exception as error:  # noqa: BLE001  # a tile too large for the GPU
+            except Exception as error:  # a tile too large for the GPU
                 self._refuse_dead_gpu(model, error)
             finally:
                 self._attention.tiles.pop(name)

@@ -1,20 +1,22 @@
 """Paged attention in Triton: decode of MHA, GQA, MQA and latent attention, and prefill of chunks.
 
-One kernel for all: a program has the queries of one kv head (a decode's are the query heads that share
-it), walks through the tokens they see, `Tile.block_n` at a time, and keeps a running softmax. Decodes
-of small batches are split over the context (Flash-Decoding); a second kernel merges the parts. The same
-kernel without a block table is `kernels.contiguous`, so that the two differ by the indirection alone.
+One kernel for all: a program has the queries of one kv head (a decode's are the query heads that
+share it), walks through the tokens they see, a tile at a time, and keeps a running softmax.
+Decodes of small batches are split over the context (Flash-Decoding); a second kernel merges the
+parts. The same kernel without a block table is `kernels.contiguous`: the two differ by the
+indirection alone.
 """
 
 import math
 import os
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.reference import LATENT_DIM
+from kernels.tiles import Tile, default_tile, power_of_two, split_count
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "yes", "on"}
 """Whether kernels run in Triton's interpreter, on a CPU: then 16-bit values are upcast."""
@@ -22,21 +24,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "
 CONTIGUOUS = 0
 """The block size of memory without a block table."""
 
-MAX_SPLITS = 128
-"""Most parts of a context."""
-
 MAX_BLOCK_SIZE = 256
 
 _NEVER_SPECIALIZED = ("table_stride", "num_splits")
-
-
-class Tile(NamedTuple):
-    """How the kernel is cut: tokens and rows of a tile, warps, stages of the software pipeline."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 class Workspace(NamedTuple):
@@ -80,8 +70,8 @@ def attention_kernel(
 ) -> None:
     """Attend to the tokens of one part of one sequence, with the queries of one kv head.
 
-    Rows are (query token, query head of the group), so that prefill and decode are the same. Without
-    blocks (BLOCK_SIZE 0) *key* and *value* are [num_seqs, max_len, num_kv_heads, head_dim].
+    Rows are (query token, query head of the group), so that prefill and decode are the same.
+    Without blocks (BLOCK_SIZE 0) *key* and *value* are [num_seqs, max_len, num_kv_heads, head_dim].
     LATENT: values are the first VALUE_DIM elements of the keys. UPCAST: compute in fp32.
     """
     tiles = tl.num_programs(0) // NUM_KV_HEADS
@@ -217,50 +207,6 @@ def merge_kernel(
     tl.store(out + row * VALUE_DIM + dims, acc.to(out.dtype.element_ty), dims < VALUE_DIM)
 
 
-def power_of_two(size: int, least: int = 16) -> int:
-    """Answer the smallest power of two that is at least *size* and *least* (16: of `tl.dot`)."""
-    return max(least, triton.next_power_of_2(size))
-
-
-def default_tile(rows: int, value_dim: int, kv_bytes: int) -> Tile:
-    """Answer a tile for *rows* of queries a kv head: within 99 KB of shared memory, 255 registers.
-
-    *value_dim* elements a token, of *kv_bytes* each. `kernels.bench` times others (`tiles`).
-    """
-    block_d = power_of_two(value_dim)
-    if block_d > 256:  # latent attention
-        return Tile(min(32, power_of_two(rows)), 32, 4 if rows <= 16 else 8, 2)
-    block_m = min(64, power_of_two(rows))
-    if kv_bytes > 2:
-        return Tile(min(block_m, 32), 32, 4, 1)
-    return Tile(block_m, 64 if block_d <= 128 else 32, 4, 2)
-
-
-def tiles(rows: int, value_dim: int, kv_bytes: int) -> list[Tile]:
-    """Answer tiles worth timing for decodes; the first is the default."""
-    first = default_tile(rows, value_dim, kv_bytes)
-    m = first.block_m
-    if power_of_two(value_dim) > 256:
-        more = [Tile(m, 32, 8, 2), Tile(m, 64, 8, 2), Tile(m, 32, 4, 3), Tile(16, 32, 4, 2)]
-    else:
-        more = [
-            Tile(m, 32, 4, 4),
-            Tile(m, 64, 4, 3),
-            Tile(m, 64, 8, 3),
-            Tile(m, 128, 4, 2),
-            Tile(m, 128, 8, 3),
-        ]
-    return list(dict.fromkeys([first, *more]))
-
-
-def split_count(num_programs: int, max_seq_len: int, block_n: int, device: torch.device) -> int:
-    """Answer into how many parts a context is cut: four programs a multiprocessor, 4 tiles a part."""
-    if device.type != "cuda":
-        return 1
-    wanted = 4 * torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(MAX_SPLITS, wanted // num_programs, max_seq_len // (4 * block_n)))
-
-
 def make_workspace(
     num_splits: int, total_queries: int, num_heads: int, width: int, device: torch.device
 ) -> Workspace:
@@ -272,6 +218,28 @@ def make_workspace(
     )
 
 
+class Options(TypedDict, total=False):
+    """What a call may leave out.
+
+    Attributes:
+        max_query_len: no sequence has more queries; 1.
+        scale: of the scores; 1 / sqrt(head_dim).
+        k_scale, v_scale: make the true values of those of an fp8 cache; 1.
+        num_splits: parts of every context; `kernels.tiles.split_count`.
+        tile: `kernels.tiles.default_tile`.
+        out, workspace: are overwritten; new ones.
+    """
+
+    max_query_len: int
+    scale: float
+    k_scale: float
+    v_scale: float
+    num_splits: int | None
+    tile: Tile | None
+    out: torch.Tensor | None
+    workspace: Workspace | None
+
+
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -279,82 +247,54 @@ def paged_attention(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    max_seq_len: int,
     query_starts: torch.Tensor,
-    max_query_len: int = 1,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    num_splits: int | None = None,
-    tile: Tile | None = None,
-    out: torch.Tensor | None = None,
-    workspace: Workspace | None = None,
+    max_seq_len: int,
+    **options: Unpack[Options],
 ) -> torch.Tensor:
     """Answer causal attention over a paged cache, [total_queries, num_heads, value width].
 
-    Shapes are those of `kernels.reference.paged_attention`; nothing is read back from the device.
-
-    Args:
-        query: bf16, fp16 or fp32; contiguous.
-        key_cache, value_cache: the same dtype, or fp8 (e4m3) of which *k_scale* and *v_scale* make
-            the true values; of equal strides, the last 1. *value_cache* None: latent attention.
-        block_table, seq_lens, query_starts: int32; entries beyond a sequence's length are not read.
-        max_seq_len, max_query_len: no sequence has more tokens, or queries.
-        scale: of the scores; None: 1 / sqrt(head_dim).
-        num_splits: parts of every context; None: `split_count`.
-        tile: None: `default_tile`.
-        out, workspace: are overwritten; None: new ones.
+    Shapes are those of `kernels.reference.paged_attention`: *query* is bf16, fp16 or fp32 and
+    contiguous; *key_cache* and *value_cache* the same, or fp8 (e4m3), with equal strides, the last
+    1, and *value_cache* None for latent attention; *block_table*, *seq_lens* and *query_starts*
+    int32, of which entries beyond a sequence's length are not read. No sequence has more than
+    *max_seq_len* tokens. Nothing is read back from the device.
 
     Raises:
-        ValueError: shapes or types that the kernel does not take.
+        ValueError: shapes that the kernel does not take.
     """
     block_size = key_cache.shape[1]
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"block_size {block_size}; expected 1 to {MAX_BLOCK_SIZE}")
-    return launch(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        seq_lens,
-        block_size,
-        max_seq_len=max_seq_len,
-        query_starts=query_starts,
-        max_query_len=max_query_len,
-        scale=scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        num_splits=num_splits,
-        tile=tile,
-        out=out,
-        workspace=workspace,
-    )
+    sequences = Sequences(block_table, seq_lens, query_starts, max_seq_len)
+    return launch(query, key_cache, value_cache, sequences, block_size, options)
+
+
+class Sequences(NamedTuple):
+    """Which tokens and queries belong together; as in `paged_attention`."""
+
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_starts: torch.Tensor
+    max_seq_len: int
 
 
 def launch(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor | None,
-    table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    sequences: Sequences,
     block_size: int,
-    *,
-    max_seq_len: int,
-    query_starts: torch.Tensor,
-    max_query_len: int,
-    scale: float | None,
-    k_scale: float,
-    v_scale: float,
-    num_splits: int | None,
-    tile: Tile | None,
-    out: torch.Tensor | None,
-    workspace: Workspace | None,
+    options: Options,
 ) -> torch.Tensor:
-    """Run the kernels; as `paged_attention`, with *block_size* `CONTIGUOUS` where is no *table*.
+    """Run the kernels; as `paged_attention`. *block_size* `CONTIGUOUS`: there is no table.
 
     Raises:
-        ValueError: shapes or types that the kernel does not take.
+        ValueError: shapes that the kernel does not take.
     """
+    table, seq_lens, query_starts, max_seq_len = sequences
+    max_query_len = options.get("max_query_len", 1)
+    tile, num_splits = options.get("tile"), options.get("num_splits")
+    out, workspace = options.get("out"), options.get("workspace")
     total_queries, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[2]
     latent = value is None
@@ -372,7 +312,7 @@ def launch(
     if num_splits > 1 and workspace is None:
         workspace = make_workspace(num_splits, total_queries, num_heads, value_dim, query.device)
     partial, lse = (out, out) if num_splits == 1 or workspace is None else workspace
-    scale = head_dim**-0.5 if scale is None else scale
+    scale, k_scale = options.get("scale", head_dim**-0.5), options.get("k_scale", 1.0)
     attention_kernel[(num_kv_heads * row_tiles, num_splits, len(seq_lens))](
         out,
         partial,
@@ -384,7 +324,7 @@ def launch(
         seq_lens,
         query_starts,
         scale * k_scale * math.log2(math.e),
-        k_scale if latent else v_scale,
+        k_scale if latent else options.get("v_scale", 1.0),
         table.stride(0),
         query.stride(0),
         key.stride(0),

@@ -1,7 +1,7 @@
 """Paged attention in plain PyTorch, slow and obvious: what every kernel here is held to.
 
-The KV cache is vLLM's (``[num_blocks, block_size, num_kv_heads, head_dim]``, its "NHD" layout): token
-*i* of a sequence lies in block ``block_table[seq, i // block_size]``, slot ``i % block_size``.
+The KV cache is vLLM's ("NHD": ``[num_blocks, block_size, num_kv_heads, head_dim]``): token *i* of a
+sequence lies in block ``block_table[seq, i // block_size]``, slot ``i % block_size``.
 """
 
 import math
@@ -9,13 +9,13 @@ import math
 import torch
 
 LATENT_DIM = 512
-"""Of a token's one vector of latent attention, what is value as well as key (DeepSeek-V2, 2.1.2)."""
+"""Elements of a latent that are value as well as key (DeepSeek-V2, section 2.1)."""
 
 
 def gather(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """Answer the first *length* tokens of one sequence, [length, num_kv_heads, head_dim].
 
-    *cache* is [num_blocks, block_size, num_kv_heads, head_dim], *table* the sequence's [max_blocks].
+    *cache* is [num_blocks, block_size, num_kv_heads, head_dim], *table* [max_blocks].
     """
     positions = torch.arange(length, device=cache.device)
     block_size = cache.shape[1]
@@ -31,10 +31,11 @@ def attention(
     dtype: torch.dtype = torch.float64,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Answer causal attention of tokens of one sequence, [num_queries, num_heads, width], in *dtype*.
+    """Answer causal attention of tokens of one sequence, [num_queries, num_heads, width].
 
     *query* is [num_queries, num_heads, head_dim], *key* and *value* [seq_len, num_kv_heads, width];
-    the queries stand at *positions* of the sequence, by default its last. Each kv head serves
+    the queries stand at *positions* of the sequence, by default its last. All is computed in
+    *dtype*. Each kv head serves
     num_heads / num_kv_heads query heads in a row.
     """
     (num_queries, num_heads, head_dim), (seq_len, num_kv_heads) = query.shape, key.shape[:2]
@@ -70,7 +71,7 @@ def paged_attention(
             elements of the keys.
         block_table: [num_seqs, max_blocks], block ids.
         seq_lens: [num_seqs], tokens in the cache, those of the queries among them.
-        query_starts: [num_seqs + 1], where the queries of each begin; None: one query each (decode).
+        query_starts: [num_seqs + 1], where the queries of each begin; None: one each (decode).
         scale: of the scores; None: 1 / sqrt(head_dim).
         dtype: in which all is computed.
     """

@@ -13,7 +13,15 @@ from kernels.backends import installed
 from kernels.grid import CPU
 from sim.errors import ConfigError
 
-_SOURCES = ("paged_attention", "contiguous", "attention_calls", "layer_calls", "calls", "clock")
+_SOURCES = (
+    "paged_attention",
+    "contiguous",
+    "attention_calls",
+    "layer_calls",
+    "calls",
+    "clock",
+    "tiles",
+)
 """Modules that decide what is measured."""
 
 
@@ -107,11 +115,14 @@ def smi(device: torch.device, names: tuple[str, ...]) -> dict[str, str]:
     """Answer what NVIDIA's tool says of *device*; nothing where it is not at hand."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-    if uuid:
-        command += ["-i", f"GPU-{uuid}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in done.stdout.split("\n")[0].split(",")]
-    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+    for which in (["-i", f"GPU-{uuid}"], []):
+        try:
+            done = subprocess.run(
+                command + which, capture_output=True, text=True, timeout=20, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        values = [value.strip() for value in done.stdout.split("\n")[0].split(",")]
+        if len(values) == len(names):
+            return dict(zip(names, values, strict=True))
+    return {}

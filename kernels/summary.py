@@ -76,7 +76,7 @@ def copy_bytes_per_s(records: Sequence[Record]) -> float | None:
 
 
 def penalties(steps: Sequence[Decode]) -> dict[int, list[tuple[Decode, float]]]:
-    """Answer each step of our kernel with its time over that of contiguous memory, by block size."""
+    """Answer steps of our kernel with their time over that of contiguous memory, by block size."""
     ours = [step for step in steps if step.is_ours]
     alone = {(s.heads, s.batch, s.context): s.us for s in ours if not s.block_size}
     found: dict[int, list[tuple[Decode, float]]] = defaultdict(list)
@@ -88,7 +88,7 @@ def penalties(steps: Sequence[Decode]) -> dict[int, list[tuple[Decode, float]]]:
 
 
 def skipped(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Answer the keys of the calls without a time, by the reason; what was measured later is not."""
+    """Answer the keys of the calls that have no time to this day, by the reason."""
     measured = {record["key"] for record in records if "us" in record}
     last = {r["key"]: r["skip"] for r in records if "skip" in r and r["key"] not in measured}
     reasons: dict[str, list[str]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """The timing tables of a journal: one that prices runs, and one of everything else.
 
-A run takes one kernel for each shape, so that the table it reads has one: ours. Other kernels, block
-ids in a row and what belongs to one model's vocabulary are in the other, ``NAME-others.parquet``.
+A run takes one kernel for each shape, so that the table it reads has one: ours. Other kernels,
+block ids in a row and what belongs to one model's vocabulary are in ``NAME-others.parquet``.
 """
 
 import re
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.journal import Record
 from kernels.grid import CPU, PYTORCH, TRITON, Case
+from kernels.journal import Record
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
 from sim.timing.table import TableInfo, TimingTable, make_table, save
@@ -94,7 +94,8 @@ def write(
 
 
 def _table_row(record: Record) -> dict[str, Any]:
-    return record["row"] | {"latency_us": record["us"], "spread_us": record["spread_us"]}
+    row: dict[str, Any] = record["row"]
+    return row | {"latency_us": record["us"], "spread_us": record["spread_us"]}
 
 
 def _is_other(row: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Other people's kernels, where they are installed: one module each, of a few lines.
 
-A backend takes a batch and answers a call; what it prepares on the host (a plan) is not timed. To add
-one: a module with ``decode(batch)``, and one line in `PACKAGES` (`kernels/backends/names.py`).
+A backend takes a batch and answers a call; what it prepares on the host (a plan) is not timed. To
+add one: a module with ``decode(batch)``, and one line in `PACKAGES` (`kernels/backends/names.py`).
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""vLLM's build of FlashAttention, as its V1 engine calls it (``v1/attention/backends/flash_attn.py``)."""
+"""vLLM's build of FlashAttention, as ``v1/attention/backends/flash_attn.py`` calls it."""
 
 from collections.abc import Callable
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ OUTPUT_LEN = 101
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Attention that takes the times above, and kernels besides that take none to speak of."""
-    kinds = {"kernel": "made_up", "dtype": "bfloat16", "kv_dtype": "bfloat16"}
-    heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
-    rows = [
+    kinds: dict[str, Any] = {"kernel": "made_up", "dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    rows: list[dict[str, Any]] = [
         kinds | {"op": op, "num_tokens": tokens, "latency_us": LEAST_US}
         for op in LAYER_OPS
         for tokens in (1, 2048)
@@ -57,9 +58,7 @@ def test_throughput_moves_as_computed_by_hand(
     flags = ("--gpu", "A100-40", "--model", MODEL, "--allocator", "reserve-max,paged")
     sizes = ("--block-size", str(block_size), "--max-model-len", "1024")
     out = tmp_path / "out"
-    done = kvsim(
-        "compare", "--trace", trace, "--timing-table", table, *flags, *sizes, "-o", out
-    )
+    done = kvsim("compare", "--trace", trace, "--timing-table", table, *flags, *sizes, "-o", out)
     assert done.code == 0, done.err
     contiguous, paged = json.loads((out / "compare.json").read_bytes())
     assert contiguous["output_throughput"] == pytest.approx(_by_hand(0), rel=1e-5)
