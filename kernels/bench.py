@@ -207,7 +207,7 @@ def _finish(
     if left:
         print(f"{left} of {len(cases)} calls are left: the same command again goes on")
     try:
-        from kernels import charts, tables  # noqa: PLC0415
+        from kernels import tables  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _say(f"note: no table was written: {_without(error)}")
         return 0
@@ -216,12 +216,14 @@ def _finish(
     for note in written.notes:
         _say(f"note: {note}")
     if options.plot:
+        from kernels import charts  # noqa: PLC0415  # only who draws pays
+
         paths += charts.draw(options.out, header, records, _peak(options.gpu, header))
     for path in paths:
         _say(f"wrote {plain(str(path))}")
     if written.paths and header["device"] != "cpu":
-        name, path = written.paths[0].stem, plain(str(written.paths[0]))
-        print(f"use it: kvsim run --gpu {name} --timing-table {path}")
+        name, shown = written.paths[0].stem, plain(str(written.paths[0]))
+        print(f"use it: kvsim run --gpu {name} --timing-table {shown}")
     return 0
 
 
