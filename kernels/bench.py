@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--gpu", metavar="NAME", help="name of the GPU in sim/data/gpus.toml [default: found]"
     )
-    made.add_argument("--seed", type=int, default=0, help="of random inputs [default: 0]")
+    made.add_argument("--seed", type=_seed, default=0, help="of random inputs [default: 0]")
     return made
 
 
@@ -64,10 +64,19 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text[:20]) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected a whole number below 2**63")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; answer the exit code: 0, 1 failed, 2 usage, 130 interrupted."""
     started = time.monotonic()
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.gpu is not None and options.device == "cpu":
+        made.error("--gpu has no effect on --device cpu: leave it out")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _run(options, started)

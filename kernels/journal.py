@@ -6,11 +6,13 @@ case. A line is on the disk before the next case begins, so that the last one al
 
 import fcntl
 import json
+import math
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kernels.grid import Case, Heads
 from sim.errors import FileError
 from workloads.errors import plain, quote
 
@@ -47,7 +49,10 @@ def read(folder: Path) -> tuple[Record, list[Record]]:
     if not records:
         return {}, []
     header = records[0]
-    if header.get("format") != FORMAT or not set(SAME) <= header.keys():
+    known = {"device": str, "gpu": str, "versions": dict, "driver": str, "code": str}
+    if header.get("format") != FORMAT or not all(
+        isinstance(header.get(name), kind) for name, kind in known.items()
+    ):
         raise FileError(f"{shown}, line 1: no header of a journal; expected another folder")
     for number, record in enumerate(records[1:], start=2):
         _check(record, f"{shown}, line {number}")
@@ -64,6 +69,8 @@ def _parsed(line: bytes, where: str) -> Record:
     return record
 
 
+_ROW = {name: kind for name, kind in Case.__annotations__.items() if name != "group"}
+
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "key": str,
     "row": dict,
@@ -79,9 +86,32 @@ def _check(record: Record, where: str) -> None:
     for name, kinds in _KINDS.items():
         if name in record and not isinstance(record[name], kinds):
             raise FileError(f"{where}: key {name}: {quote(record[name])} cannot be")
-    measured = {"row", "us", "spread_us", "how"} <= record.keys()
-    if "key" in record and not measured and "skip" not in record:
+    if "key" in record and "us" not in record and "skip" not in record:
         raise FileError(f"{where}: neither a time nor a reason why there is none")
+    if "us" in record:
+        _check_measured(record, where)
+    if "tile" in record and not (
+        len(record["tile"]) == 4
+        and all(isinstance(size, int) for size in record["tile"])
+        and isinstance(record.get("for"), str)
+    ):
+        raise FileError(f"{where}: key tile: expected four whole numbers, and what they are for")
+
+
+def _check_measured(record: Record, where: str) -> None:
+    """Refuse a time that cannot be, or of what cannot be."""
+    lacking = {"key", "row", "spread_us", "how", "cold"} - record.keys()
+    if lacking or not 0 < record["us"] < math.inf:
+        raise FileError(f"{where}: no time of a call; expected more than 0 us, and what it is of")
+    row = record["row"]
+    for name, value in row.items():
+        if name not in _ROW or type(value) is not _ROW[name]:
+            raise FileError(f"{where}: key row: {quote(name)}: {quote(value)} cannot be")
+    if not {"op", "kernel"} <= row.keys() or (
+        row["op"] == "decode_attention"
+        and not all(row.get(name, 0) for name in (*Heads._fields, "batch", "context", "kv_dtype"))
+    ):
+        raise FileError(f"{where}: key row: not all that identifies a call")
 
 
 def refuse_other(header: Record, mine: Record, folder: Path) -> None:
@@ -134,6 +164,13 @@ class Journal:
                 raise
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         else:
+            if any(folder.glob("*.parquet")):
+                self._file.close()
+                path.unlink()
+                raise FileError(
+                    f"--out {plain(str(folder))} has tables and no {NAME}: they would be "
+                    "overwritten; expected another folder"
+                )
             self._file.truncate(0)
             self.append({"format": FORMAT, "version": 1, **header})
             self.records.clear()

@@ -62,7 +62,7 @@ class Bench:
         )
         self._layers = LayerCalls(device, seed)
         self._tuned: set[str] = set()
-        self._transfers: dict[int, dict[int, Timing]] = {}
+        self._transfers: dict[int, dict[int, Timing] | Skip] = {}
         self.wrong: list[str] = []
 
     def run(self, cases: Sequence[Case], progress: Progress) -> None:
@@ -143,8 +143,16 @@ class Bench:
             from kernels.collectives import all_reduce_times  # noqa: PLC0415  # with several GPUs
 
             self._release()  # each rank needs memory
-            self._transfers[case.num_gpus] = all_reduce_times(case.num_gpus, self._device.type)
-        timing = self._transfers[case.num_gpus][case.message_bytes]
+            found: dict[int, Timing] | Skip
+            try:
+                found = all_reduce_times(case.num_gpus, self._device.type)
+            except RuntimeError as error:
+                found = Skip(str(error))
+            self._transfers[case.num_gpus] = found
+        found = self._transfers[case.num_gpus]
+        if isinstance(found, Skip):
+            raise found
+        timing = found[case.message_bytes]
         return {"row": case.row(), **timing._asdict(), "cold": False}
 
     def _release(self) -> None:

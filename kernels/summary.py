@@ -45,7 +45,7 @@ def decodes(records: Sequence[Record]) -> list[Decode]:
         if "us" in record and row.get("op") == "decode_attention":
             heads = (row["num_heads"], row["num_kv_heads"], row["head_dim"], row["kv_dtype"])
             width = row["head_dim"] * (1 if row["head_dim"] > _LATENT else 2)
-            token_bytes = row["num_kv_heads"] * width * _BYTES[row["kv_dtype"]]
+            token_bytes = row["num_kv_heads"] * width * _BYTES.get(row["kv_dtype"], 1)
             tokens = row["batch"] * (row["context"] + 1)
             found.append(
                 Decode(

@@ -66,7 +66,8 @@ def write(
         ConfigError: the GPU has no entry.
         FileError: a file cannot be written.
     """
-    name = get_gpu(gpu).name if gpu else gpu_name(header["gpu"])
+    is_gpu = header["device"] != "cpu"
+    name = CPU if not is_gpu else get_gpu(gpu).name if gpu else gpu_name(header["gpu"])
     whole = _groups_that_are_whole(cases, records)
     measured = [record for record in records if "us" in record]
     rows = [record for record in measured if record["how"] != "events" or _is_transfer(record)]
@@ -123,6 +124,8 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
         not record["cold"] and record["row"]["op"] in {"decode_attention", "prefill_attention"}
         for record in records
     )
+    if any(_is_transfer(record) for record in records):
+        yield "all-reduces are timed in a loop, their launches included"
     if warm:
         yield f"{warm} calls of attention may have found part of their data in the L2 cache"
 

@@ -57,7 +57,15 @@ def test_help_needs_no_torch() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--budget-s", "-1"], ["--budget-s", "nan"], ["--devise", "cpu"], ["--device", "tpu"], []],
+    [
+        ["--budget-s", "-1"],
+        ["--budget-s", "nan"],
+        ["--devise", "cpu"],
+        ["--device", "tpu"],
+        ["--device", "cpu", "--gpu", "H200"],
+        ["--seed", "99999999999999999999"],
+        [],
+    ],
 )
 def test_usage(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)] if flags else []

@@ -230,6 +230,9 @@ def test_two_at_once(tmp_path: Path) -> None:
         _open(tmp_path)
 
 
+MEASURED = b'{"key": "x", "us": 1, "spread_us": 0, "how": "graph", "cold": true, "row":'
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -242,17 +245,43 @@ def test_two_at_once(tmp_path: Path) -> None:
         (b'HEADER\n{"key": 3, "skip": "x"}\n', "line 2: key key: 3 cannot be"),
         (b'HEADER\n{"key": "x"}\n', "line 2: neither a time nor a reason"),
         (b'HEADER\n{"key": "x", "us": "1"}\n', "line 2: key us: '1' cannot be"),
+        (b'HEADER\n{"key": "x", "us": NaN}\n', "line 2: no time of a call"),
+        (b'HEADER\n{"key": "x", "us": 1, "row": {}}\n', "line 2: no time of a call"),
+        (b'HEADER\nMEASURED {"op": 3}}\n', "line 2: key row: 'op': 3 cannot be"),
+        (b'HEADER\nMEASURED {"shape": 3}}\n', "line 2: key row: 'shape': 3 cannot be"),
+        (
+            b'HEADER\nMEASURED {"op": "decode_attention", "kernel": "x"}}\n',
+            "line 2: key row: not all that identifies a call",
+        ),
+        (b'HEADER\n{"tile": [1, 2, 3], "for": ""}\n', "line 2: key tile: expected four"),
     ],
 )
 def test_what_is_no_journal(tmp_path: Path, content: bytes, words: str) -> None:
     _open(tmp_path).__exit__(None, None, None)
     path = tmp_path / journal.NAME
-    content = content.replace(b"HEADER", path.read_bytes().strip())
+    content = content.replace(b"HEADER", path.read_bytes().strip()).replace(b"MEASURED", MEASURED)
     path.write_bytes(content)
     with pytest.raises(FileError) as refusal:
         _open(tmp_path)
     assert words in str(refusal.value)
     assert path.read_bytes() == content
+
+
+def test_tables_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "H200.parquet").write_bytes(b"theirs")
+    with pytest.raises(
+        FileError, match="has tables and no journal.jsonl: they would be overwritten"
+    ):
+        _open(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["H200.parquet"]
+
+
+def test_a_cpus_times_never_take_the_name_of_a_gpu(tmp_path: Path) -> None:
+    cases = grid.cpu_grid()[:4]
+    header = HEADER | {"device": "cpu", "gpu": grid.CPU}
+    written = tables.write(tmp_path, header, _records(cases), cases, "H200")
+    assert [path.name for path in written.paths] == ["CPU.parquet"]
+    assert load(written.paths[0]).info.provenance == "assumed"
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
