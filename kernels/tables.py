@@ -79,7 +79,7 @@ def write(
     ):
         if count:
             notes.append(f"{count} measured calls left out: they {what}")
-    copies = [record["copy_bytes_per_s"] for record in records if "copy_bytes_per_s" in record]
+    copies = [record for record in records if "copy_bytes_per_s" in record]
     written = []
     for others in (False, True):
         part = [_table_row(record) for record in kept if _is_other(record["row"]) is others]
@@ -131,7 +131,7 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _info(
-    name: str, header: Record, copies: list[float], notes: list[str], *, others: bool
+    name: str, header: Record, copies: list[Record], notes: list[str], *, others: bool
 ) -> TableInfo:
     is_gpu = name != CPU
     facts = [
@@ -146,7 +146,12 @@ def _info(
         f"kernels of kvsim {header['code']}",
     ]
     if copies:
-        facts.append(f"copying 1 GiB moved {copies[-1] / 1e12:.3f} TB/s, read and written")
+        last = copies[-1]
+        clocks = "".join(
+            f", {key} {last[key]}" for key in ("clocks.sm", "clocks.mem") if key in last
+        )
+        rate = last["copy_bytes_per_s"] / 1e12
+        facts.append(f"copying 1 GiB moved {rate:.3f} TB/s, read and written{clocks}")
     if not is_gpu:
         facts = ["PyTorch on a CPU, to test the program: the times are no GPU's", *facts[2:3]]
     has_model = others and is_gpu
