@@ -38,15 +38,21 @@ class Pool(NamedTuple):
     key: torch.Tensor
     value: torch.Tensor | None
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        elements: int = self.key.shape[1] * self.key.shape[2] * (1 if self.value is None else 2)
+        return elements * int(self.key.element_size())
+
     def blocks(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Answer the same memory as blocks, [num_blocks, block_size, num_kv_heads, head_dim]."""
+        count = len(self.key) // block_size
+        shape = (count, block_size, *self.key.shape[1:])
         key, value = (
-            None if part is None else part[: len(part) // block_size * block_size]
+            None if part is None else part[: count * block_size].view(shape)
             for part in (self.key, self.value)
         )
-        assert key is not None
-        shape = (-1, block_size, *key.shape[1:])
-        return key.view(shape), None if value is None else value.view(shape)
+        return key, value
 
 
 class AttentionCalls:
@@ -96,8 +102,7 @@ class AttentionCalls:
         query_len = case.query_len or 1
         seq_len = query_len + (case.context or case.query_context)
         pool = self.pool(case)
-        token_bytes = pool.key[0].nbytes * (1 if pool.value is None else 2)
-        num_bytes = case.batch * seq_len * token_bytes
+        num_bytes = case.batch * seq_len * pool.token_bytes
         copies = rotation(num_bytes, self._device)
         if case.kernel in BACKENDS:
             copies = min(copies, MAX_PLANS)
@@ -157,9 +162,9 @@ class _Places:
         self.key, self.value = pool.blocks(block_size)
         needed, there = case.batch * per_seq, len(self.key)
         if needed > there:
-            gib = pool.key[0].nbytes * (1 if pool.value is None else 2) * block_size / 2**30
+            gib = pool.token_bytes * block_size / 2**30
             raise Skip(
-                f"needs {needed * gib:.1f} GiB of KV cache, there is room for {there * gib:.1f}"
+                f"needs {needed * gib:.3g} GiB of KV cache, there is room for {there * gib:.3g}"
             )
         self.count = min(copies, there // needed)
         scattered = case.block_size and case.kernel != ORDERED

@@ -203,10 +203,10 @@ def test_a_shape_that_does_not_fit_is_listed(
 ) -> None:
     kinds = {"dtype": "float32", "kv_dtype": "float32"}
     heads = grid.Heads(4, 2, 64)
-    large = [*grid.decodes(grid.PYTORCH, heads, (16, 0), batches=(64,), contexts=(511,), **kinds)]
+    large = [*grid.decodes(grid.PYTORCH, heads, (16, 0), batches=(2,), contexts=(8191,), **kinds)]
     monkeypatch.setattr(bench, "cpu_grid", lambda: large)
     assert _run(tmp_path) == 0
-    assert "2 x needs 0.0 GiB of KV cache, there is room for 0.0" in capsys.readouterr().out
+    assert "2 x needs 0.0156 GiB of KV cache, there is room for 0.00781" in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_not_timed(

@@ -269,7 +269,7 @@ def test_what_is_no_journal(tmp_path: Path, content: bytes, words: str) -> None:
 
 def test_tables_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "H200.parquet").write_bytes(b"theirs")
-    with pytest.raises(FileError, match="has tables and no .*: they would be overwritten"):
+    with pytest.raises(FileError, match=r"has tables and no .*: they would be overwritten"):
         _open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["H200.parquet"]
 
