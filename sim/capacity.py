@@ -9,16 +9,18 @@ import msgspec
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec
-from sim.kv_pool import NULL_BLOCKS, KVPool, engine_of, pool_of
-from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
+from sim.kv_layout import sequence_bytes
+from sim.kv_pool import NULL_BLOCKS, KVPool
+from sim.kv_spec import check_tensor_parallel, weight_bytes
 from sim.memory import graph_bytes
 from sim.models import ModelSpec
+from sim.pool_sizing import engine_of, pool_of, stages_of
 
 FEWEST_HUNDREDTHS, MOST_HUNDREDTHS = 1, 100
 """Utilizations that `options` tries, in hundredths."""
 
 STATE_BLOCKS = 2
-"""Blocks of a state, with prefix caching (`sim.kv_layout.CacheGroups.blocks_for`)."""
+"""Blocks of a state, with prefix caching (`sim.kv_groups.CacheGroups.blocks_for`)."""
 
 MOST_RANKS = 8
 """GPUs that `options` shares a model among: those of one machine."""
@@ -54,7 +56,7 @@ class Lengths(NamedTuple):
             return held / steps
         if pool.groups is None:
             return pool.blocks_for(int(self.tokens))
-        return pool.groups.blocks_for(int(self.tokens), max_num_batched_tokens=1)
+        return pool.groups.blocks_for(int(self.tokens), in_flight_tokens=1)
 
     def shared(self, pool: KVPool) -> int:
         """Answer the blocks of the prefix that are stored once: whole ones outside windows."""
@@ -99,7 +101,8 @@ class Option(NamedTuple):
     """One way to hold a number of users.
 
     Attributes:
-        tensor_parallel_size: GPUs that share the model.
+        tensor_parallel_size: GPUs that share a stage of the model.
+        pipeline_parallel_size: stages.
         kv_cache_dtype: as ``--kv-cache-dtype``.
         held: users that it holds at the utilization that was asked for; 0 if it does not start.
         utilization: the smallest, in hundredths, that holds all; None if none does.
@@ -109,11 +112,29 @@ class Option(NamedTuple):
     """
 
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     kv_cache_dtype: str
     held: int
     utilization: float | None
     replicas: int | None
     usd_per_hour: float | None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of all replicas."""
+        if self.replicas is None:
+            return None
+        return self.replicas * self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def flags(self) -> str:
+        """The flags that make it."""
+        stages = self.pipeline_parallel_size
+        return (
+            f"-tp {self.tensor_parallel_size}"
+            + (f" -pp {stages}" if stages > 1 else "")
+            + f" --kv-cache-dtype {self.kv_cache_dtype}"
+        )
 
 
 def fixed_length(mean_len: int, prefix_len: int) -> Lengths:
@@ -164,12 +185,14 @@ def check_start(pool: KVPool, config: RunConfig) -> None:
     max_model_len = config.model.max_model_len
     assert max_model_len is not None, "resolved"
     needed, usable = pool.blocks_for(max_model_len), pool.num_gpu_blocks - NULL_BLOCKS
+    if pool.groups is not None and pool.groups.padding_bytes and pool.kv_cache_bytes is not None:
+        usable = pool.kv_cache_bytes // pool.groups.checked_bytes
     if needed <= usable:
         return
     if pool.kv_cache_bytes is None or pool.groups is None:
         has = f"{needed:,} blocks are needed, which is more than the {usable:,}"
     else:
-        size = pool.groups.bytes_per_block / GIB
+        size = pool.groups.checked_bytes / GIB
         has = (
             f"{needed * size:.2f} GiB of KV cache are needed, which is more than the "
             f"{usable * size:.2f} GiB"
@@ -192,22 +215,28 @@ def hand_estimate(
     tp, utilization = config.model.tensor_parallel_size, config.cache.gpu_memory_utilization
     assert utilization is not None, "resolved"
     pool = round(utilization * (gpu.memory_visible_bytes - weight_bytes(model, tp)))
-    per_token = kv_bytes_per_token(
-        model, tensor_parallel_size=tp, kv_cache_dtype=config.cache.kv_cache_dtype
+    held = sequence_bytes(
+        model.layout,
+        int(tokens),
+        tensor_parallel_size=tp,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )
-    return pool, pool / (per_token * tokens)
+    return pool, pool / held
 
 
 def graphs_beside(model: ModelSpec, gpu: GpuSpec, config: RunConfig) -> tuple[int, int] | None:
     """Answer the bytes of CUDA graphs beside the pool, and what utilization leaves for them.
 
-    None where this version of vLLM subtracts an estimate, or captures none.
+    None where this version of vLLM subtracts an estimate or captures none, or utilization does not
+    decide.
     """
     engine = engine_of(config)
+    if not config.cache.by_utilization or engine.rules.subtracts_graphs:
+        return None
     utilization = config.cache.gpu_memory_utilization
     assert utilization is not None, "resolved"
-    graphs = graph_bytes(model, engine)
-    if engine.rules.subtracts_graphs or not graphs:
+    graphs = max(graph_bytes(part, its) for _, part, its in stages_of(model, engine))
+    if not graphs:
         return None
     return graphs, math.floor(gpu.memory_visible_bytes * (1 - utilization))
 
@@ -277,19 +306,18 @@ def options(
             asked = _with(config, ranks, dtype, config.cache.gpu_memory_utilization)
             held = _held_by(asked, model, gpu, lengths)
             replicas = -(-users // held) if held > 0 else None
-            price = None
-            if replicas is not None and gpu.usd_per_hour is not None:
-                price = replicas * ranks * gpu.usd_per_hour
-            found.append(
-                Option(
-                    ranks,
-                    dtype,
-                    held,
-                    _smallest(asked, model, gpu, lengths, users),
-                    replicas,
-                    price,
-                )
+            option = Option(
+                ranks,
+                config.model.pipeline_parallel_size,
+                dtype,
+                held,
+                _smallest(asked, model, gpu, lengths, users),
+                replicas,
+                None,
             )
+            if option.gpus is not None and gpu.usd_per_hour is not None:
+                option = option._replace(usd_per_hour=option.gpus * gpu.usd_per_hour)
+            found.append(option)
     return found
 
 

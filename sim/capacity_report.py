@@ -95,14 +95,13 @@ def _options(answer: Answer) -> list[str]:
         return []
     rows = []
     for option in answer["options"]:
-        utilization, replicas = option["utilization"], option["replicas"]
-        price = option["usd_per_hour"]
+        utilization, price = option["utilization"], option["usd_per_hour"]
         rows.append(
             (
-                f"-tp {option['tensor_parallel_size']} --kv-cache-dtype {option['kv_cache_dtype']}",
+                option["flags"],
                 f"{option['held']:,}",
                 "none" if utilization is None else f"{utilization:.2f}",
-                "none" if replicas is None else str(replicas * option["tensor_parallel_size"]),
+                "none" if option["gpus"] is None else str(option["gpus"]),
                 "" if price is None else f"{price:.2f}",
             )
         )

@@ -60,11 +60,32 @@ class ModelConfig(_Concern, frozen=True):
             "(kvsim only).",
         ),
     ] = None
+    dtype: Annotated[
+        Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
+        Meta(
+            description="Type of weights that are not quantized, and of the KV cache unless "
+            "--kv-cache-dtype says otherwise; auto is the model's."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["fp8", "bitsandbytes"] | None,
+        Meta(
+            description="Quantize the weights of a 16-bit model while loading. Models that are "
+            "quantized say so in their config.json and need no flag."
+        ),
+    ] = None
     tensor_parallel_size: Annotated[
         PositiveInt,
         Meta(
             description="GPUs that share the model by tensor parallelism; all are equal, and the "
             "KV pool is that of one."
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        PositiveInt,
+        Meta(
+            description="Stages of layers, each on GPUs of its own; the KV pool is that of the "
+            "stage with least room (kvsim capacity only: runs have one stage)."
         ),
     ] = 1
     enable_expert_parallel: Annotated[
@@ -104,8 +125,11 @@ class CacheConfig(_Concern, frozen=True):
     ] = "first_fit"
     block_size: Annotated[PositiveInt, Meta(description="Tokens in a KV block.")] = 16
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "fp8"],
-        Meta(description="Type of an element of the KV cache; auto is the model's."),
+        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
+        Meta(
+            description="Type of an element of the KV cache; auto is the model's. fp8_ds_mla is "
+            "DeepSeek's layout of sparse latents, which fp8 means for them too."
+        ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Share | None,
@@ -136,6 +160,11 @@ class CacheConfig(_Concern, frozen=True):
         bool,
         Meta(description="Share the KV of equal prefixes; picks the allocator if none is named."),
     ] = True
+
+    @property
+    def by_utilization(self) -> bool:
+        """Whether the pool follows from utilization, and neither bytes nor blocks were given."""
+        return self.kv_cache_memory_bytes is None and self.num_gpu_blocks_override is None
 
 
 class SchedulerConfig(_Concern, frozen=True):

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from sim.options import Setting
 
 
-SHORT_FLAGS = {"output_dir": ("-o",), "tensor_parallel_size": ("-tp",)}
+SHORT_FLAGS = {
+    "output_dir": ("-o",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+}
 """Settings that have a second, shorter flag."""
 
 
@@ -77,10 +81,11 @@ class _Capacity(_Command):
     """``kvsim capacity``: the settings that decide the pool, and the question."""
 
     only = (
-        "model", "gpu", "gpu_memory_gib", "tensor_parallel_size", "enable_expert_parallel",
-        "max_model_len", "block_size", "kv_cache_dtype", "gpu_memory_utilization", "vllm_version",
-        "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
-        "max_num_batched_tokens", "enforce_eager", "trace", "trace_format", "json",
+        "model", "gpu", "gpu_memory_gib", "dtype", "quantization", "tensor_parallel_size",
+        "pipeline_parallel_size", "enable_expert_parallel", "max_model_len", "block_size",
+        "kv_cache_dtype", "gpu_memory_utilization", "vllm_version", "kv_cache_memory_bytes",
+        "num_gpu_blocks_override", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
+        "trace", "trace_format", "json",
     )  # fmt: skip
     helps = MappingProxyType(
         {

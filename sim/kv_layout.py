@@ -3,32 +3,28 @@
 A model is a tuple of `LayerCache`, each some layers alike. What a layer keeps grows with the
 context (full attention, latents, an indexer's keys), stops growing at a window, or is of one size
 (the state of linear attention). Sizes are those of one GPU of a tensor-parallel group; latents are
-on every GPU. `cache_groups` answers the same in vLLM's blocks.
+on every GPU. `sim.kv_groups` answers the same in vLLM's blocks.
 """
 
-from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from sim.errors import ConfigError
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+ELEMENT_BYTES = {
+    "float16": 2, "bfloat16": 2, "float32": 4,
+    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_ds_mla": 1,
+}  # fmt: skip
 """Bytes of one element, by ``--kv-cache-dtype`` or ``torch_dtype``."""
 
-CacheKind = Literal["full", "latent", "index", "compressed", "sliding", "chunked", "cross", "state"]
+CacheKind = Literal[
+    "full", "latent", "index", "compressed", "compressor", "sliding", "chunked", "cross", "state"
+]
 
-WINDOWED: frozenset[CacheKind] = frozenset({"sliding", "chunked", "cross"})
+WINDOWED: frozenset[CacheKind] = frozenset({"sliding", "chunked", "cross", "compressor"})
 """Kinds that hold at most `LayerCache.window` entries."""
-
-ALIGNMENT = 16
-"""Attention blocks beside states are a multiple of this many tokens (vLLM 0.33.0,
-``platforms/interface.py``, FlashAttention's kernels)."""
-
-FULL_GROUP_RATIO = Fraction(3, 2)
-"""With layer counts closer than this the larger is the size of all groups (vLLM 0.33.0,
-``v1/core/kv_cache_utils.py``; 1.25 in vLLM 0.11)."""
 
 
 class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +33,9 @@ class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: ``full``: keys and values of every token; ``latent``: one latent a token (MLA);
             ``index``: one key of an indexer a token; ``compressed``: one latent for
-            tokens_per_entry tokens; ``sliding``, ``chunked``: keys and values of a window;
-            ``cross``: those of an image, window entries; ``state``: one size, whatever the length.
+            tokens_per_entry tokens; ``compressor``: the sums that the next of those is made of;
+            ``sliding``, ``chunked``: keys and values of a window; ``cross``: those of an image,
+            window entries; ``state``: one size, whatever the length.
         num_layers: layers of this kind.
         num_kv_heads: KV heads of a layer, shared by the ranks or copied; of a state the groups that
             shared_bytes is made of.
@@ -105,6 +102,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         if kv_cache_dtype not in ELEMENT_BYTES:
             known = ", ".join(("auto", *ELEMENT_BYTES))
             raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype!r} is not one of {known}")
+        if kv_cache_dtype == "fp8_ds_mla" and not any(cache.fp8_bytes for cache in self.caches):
+            raise ConfigError(
+                f"--kv-cache-dtype fp8_ds_mla: layers keep {self.describe()}; expected latents of "
+                "sparse attention, as of DeepSeek-V3.2"
+            )
         return kv_cache_dtype
 
     @property
@@ -227,169 +229,3 @@ def sequence_bytes(
         size = cache.entry_bytes(dtype, tensor_parallel_size, stored=stored_index)
         total += cache.num_layers * size * entries
     return total
-
-
-class CacheGroup(NamedTuple):
-    """Layers that share a block table.
-
-    Attributes:
-        kind: ``full`` for all that grows.
-        num_layers: layers, padding left out.
-        block_size: tokens a block; of a state 0.
-        window: most tokens held; 0 is no bound.
-    """
-
-    kind: CacheKind
-    num_layers: int
-    block_size: int
-    window: int
-
-
-class CacheGroups(NamedTuple):
-    """How vLLM lays a model out in blocks; all groups take blocks of one size from one pool.
-
-    Attributes:
-        groups: every block table of a request.
-        bytes_per_block: on one GPU, over the layers of a group.
-    """
-
-    groups: tuple[CacheGroup, ...]
-    bytes_per_block: int
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block of the attention that grows, or of the largest."""
-        full = [group.block_size for group in self.groups if not group.window and group.block_size]
-        return max(full or [group.block_size for group in self.groups])
-
-    def blocks_for(
-        self,
-        num_tokens: int,
-        *,
-        max_num_batched_tokens: int,
-        in_flight: int = 1,
-        enable_prefix_caching: bool = True,
-    ) -> int:
-        """Answer the blocks that vLLM counts for one request of *num_tokens*, over all groups.
-
-        A window needs one block more than it has, and room for the tokens of *in_flight* batches
-        (vLLM 0.33.0, ``v1/kv_cache_interface.py:918-944``). A state takes one block, two with
-        prefix caching (ibid., ``MambaSpec``; ``mamba_cache_mode`` ``align``).
-        """
-        total = 0
-        for group in self.groups:
-            if group.kind == "state":
-                total += 1 + enable_prefix_caching
-            elif group.window:
-                held = min(group.window - 1 + in_flight * max_num_batched_tokens, num_tokens)
-                total += -(-held // group.block_size) + 1
-            else:
-                total += -(-num_tokens // group.block_size)
-        return total
-
-
-def cache_groups(
-    layout: KVLayout,
-    block_size: int,
-    *,
-    tensor_parallel_size: int = 1,
-    kv_cache_dtype: str = "auto",
-    ratio: Fraction = FULL_GROUP_RATIO,
-) -> CacheGroups:
-    """Answer the groups that vLLM makes of *layout* (0.33.0, ``v1/core/kv_cache_utils.py``).
-
-    All that grows with each token is one group. With windows or states, layers are dealt out to
-    groups of as many layers as the rarest kind has, the last filled up with padding; pages of
-    different size are made equal by larger blocks of the smaller, and attention beside states by
-    a block as large as a state. Chunked attention is full attention to vLLM's block tables (its
-    default, ``VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE``).
-
-    Raises:
-        ConfigError: pages that do not divide each other, or entries that stand for several tokens:
-            vLLM has rules of its own for those, which are not modelled.
-    """
-    if any(cache.tokens_per_entry > 1 for cache in layout.caches):
-        raise ConfigError(f"layers {layout.describe()}: blocks of compressed KV are not modelled")
-    dtype = layout.dtype(kv_cache_dtype)
-    pages: dict[tuple[CacheKind, int, int], int] = {}
-    growing = _Growing()
-    for cache in layout.caches:
-        size = cache.entry_bytes(dtype, tensor_parallel_size)
-        if cache.grows or cache.kind == "chunked":
-            growing.add(cache, size)
-        elif cache.kind != "cross":
-            key = (cache.kind, cache.window, size)
-            pages[key] = pages.get(key, 0) + cache.num_layers
-    if growing.entries and not pages:
-        group = CacheGroup("full", growing.num_layers, block_size, 0)
-        return CacheGroups((group,), growing.num_bytes * block_size)
-    for size, num_layers in growing.by_size():
-        pages["full", 0, size] = num_layers
-    if not pages:
-        raise ConfigError("no layer keeps anything: there is nothing to allocate")
-    return _equal_groups(pages, block_size, ratio)
-
-
-class _Growing:
-    """Layers that grow: those of one group if there is nothing else."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[LayerCache, int]] = []
-
-    def add(self, cache: LayerCache, size: int) -> None:
-        """Take in *cache*, whose entries have *size* bytes."""
-        self.entries.append((cache, size))
-
-    @property
-    def num_layers(self) -> int:
-        """Layers with attention; an indexer is a cache more of a layer that is counted."""
-        return sum(cache.num_layers for cache, _ in self.entries if cache.kind != "index")
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of a token over all of them."""
-        return sum(cache.num_layers * size for cache, size in self.entries)
-
-    def by_size(self) -> Iterator[tuple[int, int]]:
-        """Answer the bytes of a token in one layer, and the layers, by size."""
-        sizes: dict[int, int] = {}
-        for cache, size in self.entries:
-            sizes[size] = sizes.get(size, 0) + cache.num_layers
-        yield from sizes.items()
-
-
-def _equal_groups(
-    layers: dict[tuple[CacheKind, int, int], int], block_size: int, ratio: Fraction
-) -> CacheGroups:
-    """Answer groups of equal layer counts and equal pages for layers of several kinds."""
-    token_bytes = [size for kind, _, size in layers if kind != "state"]
-    states = [size for kind, _, size in layers if kind == "state"]
-    if states and token_bytes:
-        largest = -(-max(states) // max(token_bytes))
-        block_size = max(block_size, -(-largest // ALIGNMENT) * ALIGNMENT)
-    page = max([block_size * size for size in token_bytes] + states)
-    fewest, most = min(layers.values()), max(layers.values())
-    group_size = most if most < fewest * ratio else fewest
-    groups: list[CacheGroup] = []
-    for (kind, window, size), num_layers in layers.items():
-        tokens = _tokens_of(page, size, block_size) if kind != "state" else 0
-        groups += (
-            CacheGroup(kind, dealt, tokens, window) for dealt in _dealt(num_layers, group_size)
-        )
-    return CacheGroups(tuple(groups), page * group_size)
-
-
-def _tokens_of(page: int, size: int, block_size: int) -> int:
-    """Answer the tokens of a layer's page, whose tokens have *size* bytes each."""
-    if page % (size * block_size):
-        raise ConfigError(
-            f"pages of {size * block_size} and {page} bytes for {block_size} tokens: "
-            "vLLM cannot make blocks of one size of them; expected a multiple"
-        )
-    return page // size
-
-
-def _dealt(num_layers: int, group_size: int) -> Iterable[int]:
-    """Answer the layers of each group when *num_layers* are dealt out in turn."""
-    num_groups = -(-num_layers // group_size)
-    return (len(range(i, num_layers, num_groups)) for i in range(num_groups))

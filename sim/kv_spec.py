@@ -8,13 +8,10 @@ ranks hold equal shares of the weights and of every block.
 from sim.errors import ConfigError
 from sim.kv_layout import ELEMENT_BYTES
 from sim.kv_layout import kv_bytes_per_token as layout_bytes_per_token
-from sim.models import ModelSpec, WeightPart, count_parameters, parameter_counts
+from sim.models import ModelSpec, WeightPart, weight_parts
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element, by ``torch_dtype``."""
-
-KV_DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1}
-"""Bytes of one element of the KV cache, by ``--kv-cache-dtype``; ``auto`` is the model's dtype."""
 
 VOCAB_PADDING = 64
 """Embeddings are padded to a multiple of this many rows, which tensor parallelism has to divide
@@ -43,10 +40,7 @@ def kv_element_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> int:
         if model.kv_layout is not None:
             return ELEMENT_BYTES[model.kv_layout.auto_dtype]
         return dtype_bytes(model)
-    if kv_cache_dtype not in KV_DTYPE_BYTES:
-        known = ", ".join(("auto", *KV_DTYPE_BYTES))
-        raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype!r} is not one of {known}")
-    return KV_DTYPE_BYTES[kv_cache_dtype]
+    return ELEMENT_BYTES[model.layout.dtype(kv_cache_dtype)]
 
 
 def _uneven(
@@ -171,15 +165,4 @@ def weight_bytes(model: ModelSpec, tensor_parallel_size: int = 1) -> int:
             f"--model {model.name}: {', '.join(model.unknown)} missing: its weights cannot be "
             "counted; give --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
-    if model.weights:
-        return sum(_part_bytes(model, part, tensor_parallel_size) for part in model.weights)
-    counts = parameter_counts(model)
-    elements = (
-        counts.embeddings // model.vocab_size * padded_vocab_size(model) // tensor_parallel_size
-        + counts.kv_projections // min(tensor_parallel_size, model.num_key_value_heads)
-        + counts.replicated
-        + counts.split // tensor_parallel_size
-        + model.num_parameters
-        - count_parameters(model)
-    )
-    return elements * dtype_bytes(model)
+    return sum(_part_bytes(model, part, tensor_parallel_size) for part in weight_parts(model))

@@ -217,6 +217,28 @@ def count_parameters(model: ModelSpec, *, active: bool = False) -> int:
     return sum(parameter_counts(model, active=active))
 
 
+def weight_parts(model: ModelSpec) -> tuple[WeightPart, ...]:
+    """Answer *model*'s matrices by how they are stored and shared.
+
+    What ``num_parameters`` has beyond the shapes (OPT's learned positions) is on every GPU.
+    """
+    if model.weights:
+        return model.weights
+    counts, active = parameter_counts(model), parameter_counts(model, active=True)
+    rest = model.num_parameters - count_parameters(model)
+    held: tuple[tuple[str, Holders, int, int], ...] = (
+        ("embeddings", "vocabulary", counts.embeddings, active.embeddings),
+        ("kv projections", "kv_heads", counts.kv_projections, active.kv_projections),
+        ("replicated", "everyone", counts.replicated, active.replicated),
+        ("matrices", "ranks", counts.split, active.split),
+        ("others", "everyone", rest, rest),
+    )
+    return tuple(
+        WeightPart(name=name, elements=elements, active=used, held_by=held_by)
+        for name, held_by, elements, used in held
+    )
+
+
 _POSITIVE = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size", "max_position_embeddings", "num_parameters",

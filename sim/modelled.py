@@ -6,7 +6,9 @@ from sim.errors import ConfigError
 from sim.models import ModelSpec
 
 
-def modelled_notes(model: ModelSpec, *, max_model_len: int, prices_kernels: bool) -> Iterator[str]:
+def modelled_notes(
+    model: ModelSpec, *, max_model_len: int, pipeline_parallel_size: int, prices_kernels: bool
+) -> Iterator[str]:
     """Answer what a run of *model* approximates; *prices_kernels*: steps are sums of its kernels.
 
     Allocators give every layer of a sequence the same blocks, and kernels are those of layers that
@@ -16,6 +18,11 @@ def modelled_notes(model: ModelSpec, *, max_model_len: int, prices_kernels: bool
         ConfigError: that would be wrong for *model*, not only pessimistic.
     """
     where = f"--model {model.name}"
+    if pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {pipeline_parallel_size}: runs have one stage; expected 1, "
+            "or kvsim capacity"
+        )
     kinds = {cache.kind for cache in model.layout.caches}
     if kinds & {"state", "compressed"}:
         raise ConfigError(
@@ -30,6 +37,11 @@ def modelled_notes(model: ModelSpec, *, max_model_len: int, prices_kernels: bool
         )
     if not prices_kernels:
         return
+    if model.dtype == "float32":
+        raise ConfigError(
+            f"{where} in float32: kernels are priced in 16 bits; expected --dtype bfloat16, or "
+            "--step-time linear:... or constant:..."
+        )
     unlike = _unlike(model)
     if unlike:
         raise ConfigError(

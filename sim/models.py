@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from sim.config import ModelConfig
 from sim.errors import ConfigError
 from sim.hf_config import read_config, spec_of
 from sim.model_spec import (
@@ -14,6 +15,7 @@ from sim.model_spec import (
     check_model,
     count_parameters,
     parameter_counts,
+    weight_parts,
 )
 from sim.tables import load_table
 from workloads.errors import did_you_mean
@@ -26,8 +28,22 @@ __all__ = [
     "count_parameters",
     "get_model",
     "model_names",
+    "model_of",
     "parameter_counts",
+    "weight_parts",
 ]
+
+
+ALIASES = {"half": "float16", "float": "float32"}
+"""Second names of ``--dtype``."""
+
+LOADED_BITS = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64}
+"""Bits of an element by ``--quantization``, for methods that quantize while they load: fp8 with one
+scale a matrix (vLLM, ``layers/quantization/fp8.py``), NF4 with an fp32 scale for 64 elements
+(``bitsandbytes.py``). All others need a checkpoint made for them."""
+
+QUANTIZED_HOLDERS = ("ranks", "kv_heads")
+"""Parts that those methods quantize, by who holds them (`sim.model_spec.WeightPart`)."""
 
 
 @functools.cache
@@ -72,6 +88,38 @@ def get_model(name: str) -> ModelSpec:
     if _is_path(name):
         return read_config(Path(name))
     raise ConfigError(f"--model {name!r} is unknown; {did_you_mean(name, model_names())}")
+
+
+def model_of(config: ModelConfig) -> ModelSpec:
+    """Answer the model of a configuration, in the type and quantization that it asks for.
+
+    ``--dtype`` is the type of weights that are not quantized, and of the KV cache unless the
+    checkpoint or ``--kv-cache-dtype`` has another. ``--quantization`` is what vLLM does to a 16-bit
+    checkpoint while it loads: linear layers and experts, not embeddings, routers and latents.
+
+    Raises:
+        ConfigError: as `get_model`, or a checkpoint that is quantized already.
+    """
+    model = get_model(config.model)
+    if config.dtype != "auto":
+        dtype = ALIASES.get(config.dtype, config.dtype)
+        layout = model.kv_layout
+        if layout is not None and not layout.auto_dtype.startswith("fp8"):
+            layout = msgspec.structs.replace(layout, auto_dtype=dtype)
+        model = msgspec.structs.replace(model, dtype=dtype, kv_layout=layout)
+    if config.quantization is None:
+        return model
+    if any(part.bits for part in model.weights):
+        raise ConfigError(
+            f"--quantization {config.quantization}: the weights of {model.name} are quantized "
+            "already; expected a checkpoint in 16 bits"
+        )
+    bits = LOADED_BITS[config.quantization]
+    parts = tuple(
+        msgspec.structs.replace(part, bits=bits) if part.held_by in QUANTIZED_HOLDERS else part
+        for part in weight_parts(model)
+    )
+    return msgspec.structs.replace(model, weights=parts)
 
 
 def _is_path(name: str) -> bool:

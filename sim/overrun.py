@@ -13,10 +13,11 @@ from sim.columns import Columns
 from sim.config import RunConfig
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.kv_pool import KVPool, engine_of
+from sim.kv_pool import KVPool
 from sim.kv_spec import bytes_per_block, weight_bytes
 from sim.memory import activation_bytes, graph_bytes, non_torch_bytes
-from sim.models import get_model
+from sim.models import model_of
+from sim.pool_sizing import engine_of
 
 
 class Overrun(NamedTuple):
@@ -61,7 +62,7 @@ class StepSizes:
         By the rule of the profiling run (`sim.memory.activation_bytes`), for each step's own tokens
         and requests.
         """
-        model = get_model(config.model.model)
+        model = model_of(config.model)
         gpu = get_gpu(config.model.gpu, config.model.gpu_memory_gib)
         engine, tp = engine_of(config), config.model.tensor_parallel_size
         try:

@@ -6,14 +6,23 @@ from typing import Any, NamedTuple
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import GIB, GpuSpec, get_gpu
-from sim.kv_pool import KVPool, engine_of, groups_of, kv_cache_figures, pool_of
+from sim.kv_pool import KVPool, kv_cache_figures
 from sim.kv_spec import check_tensor_parallel, kv_bytes_per_token, weight_bytes
-from sim.memory import RULES, activation_bytes, graph_bytes, graph_estimate_bytes, non_torch_bytes
-from sim.models import ModelSpec, get_model
+from sim.memory import (
+    RULES,
+    Engine,
+    activation_bytes,
+    graph_bytes,
+    graph_estimate_bytes,
+    non_torch_bytes,
+)
+from sim.models import ModelSpec, get_model, model_of
+from sim.pool_sizing import engine_of, groups_of, pool_of, stages_of
 from sim.server_log import Said, ServerLog, Startup, Word, explain
 from sim.server_log.identities import block_size
 from sim.server_log.records import most
 from sim.settings import FILE_RANK, Given, resolve
+from sim.stages import groups_of_stage
 
 SUFFIXES = ("-Instruct", "-instruct", "-it", "-chat", "-Chat")
 """Ends of a name under which the model has the shapes of the name without."""
@@ -110,6 +119,7 @@ def settings_of(startup: Startup, where: str) -> tuple[dict[str, Given], list[st
     if startup.engine == "vllm":
         take("gpu_memory_utilization", startup.gpu_memory_utilization)
     take("tensor_parallel_size", startup.tensor_parallel_size)
+    take("pipeline_parallel_size", startup.pipeline_parallel_size)
     for name in ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "kv_cache_dtype"):
         take(name, startup.setting(name))
     if startup.batched_tokens and "max_num_batched_tokens" not in given:
@@ -158,7 +168,7 @@ class _Computed:
 
     def __init__(self, startup: Startup, config: RunConfig, gpu: GpuSpec | None) -> None:
         self._startup, self._config, self._gpu = startup, config, gpu
-        self._model: ModelSpec = get_model(config.model.model)
+        self._model: ModelSpec = model_of(config.model)
         check_tensor_parallel(
             self._model,
             config.model.tensor_parallel_size,
@@ -166,17 +176,22 @@ class _Computed:
         )
         assert config.model.max_model_len is not None, "resolved"
         self._length: int = config.model.max_model_len
+        self._stages = list(stages_of(self._model, engine_of(config)))
 
     def lines(self, notes: list[str]) -> Iterator[Line | None]:
         """Answer the table; what cannot be computed goes to *notes*."""
-        startup, engine = self._startup, engine_of(self._config)
+        startup = self._startup
         weights = self._try(
-            notes, lambda: weight_bytes(self._model, engine.tensor_parallel_size) / GIB
+            notes, lambda: self._most(lambda part, e: weight_bytes(part, e.tensor_parallel_size))
         )
         yield _line("weights, GiB", startup.weights_gib, weights, "model")
         if startup.engine == "vllm":
             yield from self._card(notes)
         yield from self._pool(notes)
+
+    def _most(self, size: Callable[[ModelSpec, Engine], int]) -> float:
+        """Answer the GiB of the stage with most."""
+        return max(size(part, engine) for _, part, engine in self._stages) / GIB
 
     def _try(self, notes: list[str], compute: Callable[[], float]) -> float | None:
         try:
@@ -187,22 +202,22 @@ class _Computed:
 
     def _card(self, notes: list[str]) -> Iterator[Line | None]:
         """The terms of the card, and the cache that they leave."""
-        startup, engine, model = self._startup, engine_of(self._config), self._model
-        ours = activation_bytes(model, self._gpu, engine) / GIB
+        startup, gpu = self._startup, self._gpu
+        ours = self._most(lambda part, engine: activation_bytes(part, gpu, engine))
         yield _line("peak activation, GiB", most(startup.activation_gib), ours, "model and flags")
-        if self._gpu is None:
+        if gpu is None:
             return
-        ours = non_torch_bytes(self._gpu, engine) / GIB
+        ours = self._most(lambda _, engine: non_torch_bytes(gpu, engine))
         yield _line("non-torch, GiB", most(startup.non_torch_gib), ours, "GPU and flags")
-        estimate = graph_estimate_bytes(model, engine) / GIB or None
+        estimate = self._most(graph_estimate_bytes) or None
         yield _line("CUDA graphs, GiB", most(startup.graph_gib), estimate, "model and flags")
-        ours = graph_bytes(model, engine) / GIB
+        ours = self._most(graph_bytes)
         said = most(startup.graph_taken_gib)
         yield _line("CUDA graphs after start, GiB", said, ours, "model and flags")
         pool: list[KVPool] = []
 
         def size() -> float:
-            pool.append(pool_of(self._config, model, self._gpu, grouped=True))
+            pool.append(pool_of(self._config, self._model, gpu, grouped=True))
             assert pool[0].kv_cache_bytes is not None, "sized by memory"
             return pool[0].kv_cache_bytes / GIB
 
@@ -215,7 +230,9 @@ class _Computed:
         """What the memory that the server found holds, and what a refused request needs."""
         said, config, engine = self._startup.kv_cache_gib, self._config, engine_of(self._config)
         try:
-            groups = groups_of(config, self._model)
+            whole = groups_of(config, self._model)
+            parts = (groups_of_stage(whole, span) for span, _, _ in self._stages)
+            groups = max(parts, key=lambda part: part.bytes_per_block)
         except ConfigError as error:
             notes.append(str(error))
             return
@@ -228,7 +245,7 @@ class _Computed:
             breakdown=(),
             provenance="",
             groups=groups,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            in_flight_tokens=engine.in_flight_tokens,
             counts_a_group=engine.rules.counts_a_group,
         )
         if said is not None and pool.num_gpu_blocks:
@@ -273,7 +290,7 @@ def reconcile(
 
 def token_bytes(config: RunConfig) -> float | None:
     """Answer the bytes of a token on one card; None where tokens do not tell the bytes."""
-    model = get_model(config.model.model)
+    model = model_of(config.model)
     if not model.layout.is_uniform:
         return None
     return kv_bytes_per_token(
@@ -312,17 +329,17 @@ def _start(startup: Startup, flags: dict[str, Given], where: str) -> Answer:
         "settings": {name: value.value for name, value in given.items() if name != "json"},
         "bytes_per_token": None,
     }
-    stages = startup.pipeline_parallel_size
+    partition = startup.setting("VLLM_PP_LAYER_PARTITION")
     if "model" not in given:
         if startup.model is None:
             notes.append(
                 "no model is named: add --model, and --gpu for the whole card, to compare with "
                 "what is computed"
             )
-    elif stages is not None and stages.value not in (1, "1"):
+    elif partition is not None:
         notes.append(
-            f"line {stages.line}: {stages.value} pipeline stages, which are not modelled: nothing "
-            "is compared"
+            f"line {partition.line}: stages of {partition.value} layers, and only even ones are "
+            "modelled: nothing is compared"
         )
     else:
         lines = _compared(startup, given, flags, answer, notes)
@@ -348,7 +365,7 @@ def _compared(
         resolve(flags, shipped_workload=False, runs=False)  # whoever gave them is told
         notes.append(f"nothing is compared: {error}")
         return []
-    answer["model"] = get_model(config.model.model).name
+    answer["model"] = model_of(config.model).name
     answer["gpu"] = None if gpu is None else gpu.name
     named = startup.model is not None and "model" not in flags
     if named and startup.model is not None and startup.model.value != answer["model"]:
@@ -360,8 +377,10 @@ def _compared(
             "model's own configuration has them"
         )
     if startup.engine == "vllm":
-        said = "" if startup.version is not None else "no version is said: "
-        notes.append(f"{said}memory as vLLM {config.cache.vllm_version} counts it")
+        counted = f"memory as vLLM {config.cache.vllm_version} counts it"
+        if startup.version is None and "vllm_version" not in flags:
+            counted = f"no version is said: {counted}; else add --vllm-version"
+        notes.append(counted)
     if gpu is None:
         notes.append("no GPU is named: add --gpu to compare activation, non-torch and the cache")
     notes += missing

@@ -30,7 +30,7 @@ from sim.files import refuse_twice, regular
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
-from sim.models import ModelSpec, get_model
+from sim.models import ModelSpec, model_of
 from sim.options import RESERVING, Setting, settings
 from workloads.errors import MAX_QUOTE, did_you_mean, plain, quote
 
@@ -150,7 +150,7 @@ def resolve(
         values.setdefault("max_model_len", SHIPPED_MAX_MODEL_LEN)
     notes: list[str] = []
     _choose_allocator(values, given, notes)
-    _note_overridden(given, notes)
+    _note_overridden(given, notes, runs=runs)
 
     def concern(name: str) -> dict[str, Any]:
         return {
@@ -159,7 +159,7 @@ def resolve(
 
     model = ModelConfig(**concern("model"))
     scheduler = SchedulerConfig(**concern("scheduler"))
-    spec = get_model(model.model)
+    spec = model_of(model)
     if spec.note:
         notes.append(f"--model {spec.name}: {spec.note}")
     notes += _idle_settings(values, given, spec)
@@ -183,6 +183,7 @@ def resolve(
         notes += modelled_notes(
             spec,
             max_model_len=model.max_model_len,
+            pipeline_parallel_size=model.pipeline_parallel_size,
             prices_kernels=timing.step_time == "roofline",
         )
     run = RunConfig(
@@ -276,12 +277,12 @@ def _overrule(name: str, given: Mapping[str, Given], setting: str, notes: list[s
     notes.append(f"{loser.shown} has no effect: {by.shown} wins")
 
 
-def _note_overridden(given: Mapping[str, Given], notes: list[str]) -> None:
+def _note_overridden(given: Mapping[str, Given], notes: list[str], *, runs: bool) -> None:
     """Say which of the ways to size the pool has no effect, in vLLM's order of precedence."""
     ways = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     present = [given[way] for way in ways if way in given]
     notes += [f"{loser.shown} has no effect: {present[0].shown} wins" for loser in present[1:]]
-    if "num_gpu_blocks_override" in given and "vllm_version" in given:
+    if runs and "num_gpu_blocks_override" in given and "vllm_version" in given:
         notes.append(f"{given['vllm_version'].shown} has no effect: {present[0].shown} wins")
 
 

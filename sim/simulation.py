@@ -14,10 +14,11 @@ from sim.config import RunConfig
 from sim.engine import Engine
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.kv_pool import KVPool, pool_of
+from sim.kv_pool import KVPool
 from sim.kv_spec import check_tensor_parallel
 from sim.metrics import Recorder
-from sim.models import get_model
+from sim.models import model_of
+from sim.pool_sizing import pool_of
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.timing import CONTIGUOUS, Deployment, make_step_time
@@ -70,7 +71,7 @@ class Simulation:
             )
         assert model.max_model_len is not None, "resolved"
         assert scheduler.max_num_seqs is not None, "resolved"
-        model_spec = get_model(model.model)
+        model_spec = model_of(model)
         gpu_spec = get_gpu(model.gpu, model.gpu_memory_gib)
         check_tensor_parallel(
             model_spec,

@@ -18,7 +18,8 @@ from sim.columns import FloatArray
 from sim.errors import ConfigError, FileError
 from sim.files import atomic
 from sim.hardware import GpuSpec, get_gpu
-from sim.kv_spec import DTYPE_BYTES, KV_DTYPE_BYTES, dtype_bytes
+from sim.kv_layout import ELEMENT_BYTES
+from sim.kv_spec import DTYPE_BYTES, dtype_bytes
 from sim.models import ModelSpec
 from sim.timing.attention import AttentionCost, decode_times
 from sim.timing.base import PS_PER_US
@@ -209,7 +210,7 @@ def _measured_decode(rows: TimingTable, notes: list[str]) -> _Decode:
     heads, kv_heads, dim = (int(first[n]) for n in ("num_heads", "num_kv_heads", "head_dim"))
     is_latent = kv_heads == 1 and dim > MLA_HEAD_DIM
     shape = AttentionShape(heads, kv_heads, dim, DEEPSEEK_V3_DIMS if is_latent else None)
-    element = KV_DTYPE_BYTES.get(str(first["kv_dtype"]))
+    element = ELEMENT_BYTES.get(str(first["kv_dtype"]))
     if element is None:
         notes.append(f"KV type {first['kv_dtype']!r} is unknown: drawn with 2 bytes an element")
         element = 2

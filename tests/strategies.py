@@ -15,8 +15,8 @@ from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocator
 from sim.config import RunConfig
 from sim.errors import CapacityError
-from sim.kv_pool import engine_of, size_kv_pool
 from sim.options import settings
+from sim.pool_sizing import engine_of, size_kv_pool
 from sim.settings import FLAG_RANK, Given, resolve
 from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
 

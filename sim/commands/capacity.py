@@ -4,6 +4,7 @@
 `RunConfig` in, every figure out.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -22,15 +23,19 @@ from sim.capacity_report import capacity_report, log_report
 from sim.commands.common import given_by, load_trace, print_json, say
 from sim.config import RunConfig
 from sim.errors import CapacityError, ConfigError
-from sim.hardware import GIB, get_gpu
-from sim.kv_pool import KVPool, kv_cache_lines, pool_of
+from sim.hardware import GIB, GpuSpec, get_gpu
+from sim.kv_pool import KVPool, kv_cache_lines
 from sim.kv_spec import check_tensor_parallel
-from sim.models import get_model
+from sim.models import ModelSpec, model_of
 from sim.options import Setting
+from sim.pool_sizing import pool_of
 from sim.reconcile import reconcile_log
 from sim.server_log import read_server_log
 from sim.settings import FLAG_RANK, Given, convert, resolve
 from workloads.errors import plain
+
+MOST = 1_000_000_000
+"""Of tokens and users: far beyond any, and far from overflow."""
 
 
 def _own(values: dict[str, Any], name: str, least: int) -> int | None:
@@ -40,8 +45,8 @@ def _own(values: dict[str, Any], name: str, least: int) -> int | None:
     setting = Setting(name, "capacity", int, None, "")
     flag = setting.flag
     value = int(convert(setting, Given(values[name], FLAG_RANK, flag)))
-    if value < least:
-        raise ConfigError(f"{flag} {value}: expected at least {least}")
+    if not least <= value <= MOST:
+        raise ConfigError(f"{flag} {value}: expected from {least} to {MOST:,}")
     return value
 
 
@@ -141,7 +146,7 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
     Raises:
         CapacityError: nothing is left for the KV cache, or too little for one longest request.
     """
-    model = get_model(config.model.model)
+    model = model_of(config.model)
     gpu = get_gpu(config.model.gpu, config.model.gpu_memory_gib)
     check_tensor_parallel(
         model,
@@ -157,34 +162,14 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
     assert max_model_len is not None, "resolved"
     assert max_num_seqs is not None, "resolved"
     held = concurrency(pool, lengths, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
-    by_utilization = (
-        config.cache.kv_cache_memory_bytes is None and config.cache.num_gpu_blocks_override is None
-    )
-    estimate = hand_estimate(model, gpu, config, lengths.tokens) if by_utilization else None
-    notes = []
-    graphs = graphs_beside(model, gpu, config) if by_utilization else None
-    if graphs is not None:
-        notes.append(
-            f"vLLM {config.cache.vllm_version} captures CUDA graphs of about "
-            f"{graphs[0] / GIB:.2f} GiB (fitted) after it has sized the pool: they have to fit the "
-            f"{graphs[1] / GIB:.2f} GiB outside utilization"
-            + (", and do not: out of memory is likely" if graphs[0] > graphs[1] else "")
-        )
-    if len(pool.tables) > 1:
-        notes.append(
-            f"layers are {model.layout.describe()}: a request has {len(pool.tables)} block tables "
-            "from one pool, as vLLM's hybrid manager does; run and compare give it one"
-        )
-    if lengths.longest > max_model_len:
-        notes.append(
-            f"the longest request has {lengths.longest:,} tokens, max_model_len is "
-            f"{max_model_len:,}: it is cut or refused"
-        )
+    alone = config.cache.by_utilization and config.model.pipeline_parallel_size == 1
+    estimate = hand_estimate(model, gpu, config, lengths.tokens) if alone else None
     return {
         "model": model.name,
         "gpu": gpu.name,
         "gpu_memory_visible_bytes": gpu.memory_visible_bytes,
         "tensor_parallel_size": config.model.tensor_parallel_size,
+        "pipeline_parallel_size": config.model.pipeline_parallel_size,
         "gpu_memory_utilization": config.cache.gpu_memory_utilization,
         "vllm_version": config.cache.vllm_version,
         "max_model_len": max_model_len,
@@ -221,21 +206,49 @@ def answer_of(config: RunConfig, lengths: Lengths, users: int | None) -> dict[st
         "options": (
             None
             if users is None
-            else [option._asdict() for option in options(config, model, gpu, lengths, users)]
+            else [
+                option._asdict() | {"gpus": option.gpus, "flags": option.flags}
+                for option in options(config, model, gpu, lengths, users)
+            ]
         ),
-        "notes": notes,
+        "notes": list(_notes(config, lengths, model, gpu, pool)),
     }
+
+
+def _notes(
+    config: RunConfig, lengths: Lengths, model: ModelSpec, gpu: GpuSpec, pool: KVPool
+) -> Iterator[str]:
+    """Answer what the user should know beside the figures."""
+    graphs = graphs_beside(model, gpu, config)
+    if graphs is not None:
+        yield (
+            f"vLLM {config.cache.vllm_version} captures CUDA graphs of about "
+            f"{graphs[0] / GIB:.2f} GiB (fitted) after it has sized the pool: they have to fit the "
+            f"{graphs[1] / GIB:.2f} GiB outside utilization"
+            + (", and do not: out of memory is likely" if graphs[0] > graphs[1] else "")
+        )
+    if len(pool.tables) > 1:
+        yield (
+            f"layers are {model.layout.describe()}: a request has {len(pool.tables)} block tables "
+            "from one pool, as vLLM's hybrid manager does; run and compare give it one, or refuse "
+            "the model"
+        )
+    longest = config.model.max_model_len
+    if longest is not None and lengths.longest > longest:
+        yield (
+            f"the longest request has {lengths.longest:,} tokens, max_model_len is "
+            f"{longest:,}: it is cut or refused"
+        )
 
 
 def _what_fits(config: RunConfig, lengths: Lengths, users: int | None) -> str:
     """Answer which of `options` hold the users, one for want of a number, for a refusal."""
     model, gpu = (
-        get_model(config.model.model),
+        model_of(config.model),
         get_gpu(config.model.gpu, config.model.gpu_memory_gib),
     )
     fitting = [
-        f"-tp {option.tensor_parallel_size} --kv-cache-dtype {option.kv_cache_dtype} from "
-        f"utilization {option.utilization:.2f}"
+        f"{option.flags} from utilization {option.utilization:.2f}"
         for option in options(config, model, gpu, lengths, users or 1)
         if option.utilization is not None
     ]

@@ -13,7 +13,7 @@ import msgspec
 from sim.errors import ConfigError, FileError
 from sim.hf_config.caches import layout_of
 from sim.hf_config.fields import Fields, load_json, shown_path
-from sim.hf_config.known import KNOWN
+from sim.hf_config.known import ENCODERS, KNOWN
 from sim.hf_config.layers import Kind, layer_kinds
 from sim.hf_config.quant import quantization_of
 from sim.hf_config.shape import Shape, longest_context, shape_of
@@ -74,6 +74,11 @@ def spec_of(
         ConfigError: as `read_config`.
     """
     fields = Fields.of_language_model(values, where)
+    if fields.word("model_type") in ENCODERS:
+        raise ConfigError(
+            f"{where}: model_type {fields.word('model_type')}: expected a model that decodes; "
+            "this one only encodes and keeps no keys and values"
+        )
     if fields.flag("is_encoder_decoder"):
         raise ConfigError(f"{where}: is_encoder_decoder: expected a model that only decodes")
     shape = shape_of(fields)

@@ -172,38 +172,38 @@ def _compressed(fields: Fields, shape: Shape) -> list[LayerCache]:
         raise fields.error("qk_rope_head_dim", rope, f"less than head_dim {width}")
     fp8 = width - rope + 2 * rope + -(-(width - rope) // 64) + 1
     caches = []
-    work = 0
     for ratio in sorted(set(ratios) - {0}):
         layers = ratios.count(ratio)
         overlap = 2 if ratio == 4 else 1
-        work += layers * (overlap * ratio) * (2 * overlap * width) * ELEMENT_BYTES["float32"]
-        caches.append(
-            LayerCache(
-                kind="compressed",
-                num_layers=layers,
-                head_elements=width,
-                tokens_per_entry=ratio,
-                fp8_bytes=fp8,
-            )
+        compressed = LayerCache(
+            kind="compressed",
+            num_layers=layers,
+            head_elements=width,
+            tokens_per_entry=ratio,
+            fp8_bytes=fp8,
         )
-        if ratio == 4:
-            work += layers * (overlap * ratio) * (2 * overlap * index) * ELEMENT_BYTES["float32"]
-            caches.append(
-                LayerCache(
-                    kind="index",
-                    num_layers=layers,
-                    head_elements=index,
-                    tokens_per_entry=ratio,
-                    stored_bytes=_stored_key(index),
-                )
+        keys = LayerCache(
+            kind="index",
+            num_layers=layers,
+            head_elements=index,
+            tokens_per_entry=ratio,
+            stored_bytes=_stored_key(index),
+        )
+        for cache in (compressed, keys) if ratio == 4 else (compressed,):
+            sums = 2 * overlap * cache.head_elements * ELEMENT_BYTES["float32"]
+            work = LayerCache(
+                kind="compressor", num_layers=layers, window=overlap * ratio, stored_bytes=sums
             )
-    size = fields.needed("the window", "sliding_window")
+            caches += [cache, work]
     fields.note(
-        "KV of DeepSeek-V4 is kept in fp8 by vLLM (584 bytes a latent, 132 an index key); windows "
-        "and the compressor's work space are counted as fixed, blocks are not modelled"
+        "KV of DeepSeek-V4 is kept in fp8 by vLLM (584 bytes a latent, 132 an index key), in "
+        "blocks of 256 tokens whatever --block-size is"
     )
-    fixed = work + len(ratios) * size * fp8
-    return [*caches, LayerCache(kind="state", num_layers=1, shared_bytes=fixed)]  # on every rank
+    size = fields.needed("the window", "sliding_window")
+    window = LayerCache(
+        kind="sliding", num_layers=len(ratios), head_elements=width, window=size, fp8_bytes=fp8
+    )
+    return [*caches, window]
 
 
 def _states(fields: Fields, kinds: Sequence[Kind], dtype: str) -> list[LayerCache]:

@@ -15,3 +15,9 @@ KNOWN = frozenset({
     "lfm2", "smollm3", "seed_oss", "mistral3", "pixtral", "apertus", "arcee",
 })  # fmt: skip
 """Types whose classes read these fields as they are read here; any other gets a note."""
+
+ENCODERS = frozenset({
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra", "deberta",
+    "deberta-v2", "modernbert", "nomic_bert", "mpnet", "vit", "clip", "siglip", "wav2vec2",
+})  # fmt: skip
+"""Types that have no KV cache."""

@@ -92,8 +92,8 @@ def _bits(given: Fields, method: str, algorithm: str) -> float | None:
         return _grouped(weights, algorithm)
     if method in {"gptq", "awq", "auto-round", "gptq_marlin", "awq_marlin", "autoround"}:
         bits = given.integer("bits", "w_bit", most=16) or 4
-        size = _group_size(given) or 128
-        return bits + (16 + bits) / size
+        size = _group_size(given, missing=128)
+        return bits + ((16 + bits) / size if size else 0)
     four = method == "bitsandbytes" and given.flag("load_in_4bit", "_load_in_4bit")
     for found, bits_of_scale, default in (
         (four, 32, 64),
@@ -160,10 +160,10 @@ def _grouped(weights: Fields, algorithm: str) -> float:
     return bits + (scale + zero) / size
 
 
-def _group_size(given: Fields) -> int:
+def _group_size(given: Fields, missing: int = 0) -> int:
     """Answer elements that share a scale; 0 for a whole row or matrix, which -1 means."""
     size = given.integer("group_size", "q_group_size", least=-1)
-    return size if size is not None and size > 0 else 0
+    return missing if size is None else max(0, size)
 
 
 def _fp8_cache(given: Fields) -> bool:

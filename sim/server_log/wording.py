@@ -153,6 +153,8 @@ BOUNDS = (
     (re.compile(r"GPU KV cache size: *[\d,]+ tokens, *Maximum concurrency"), "0.28 or later"),
     (re.compile(r"CUDA graph memory profiling is enabled \(default since"), "0.21 or later"),
     (re.compile(r"In v0\.\d+, CUDA graph memory profiling will be enabled"), "before 0.21"),
+    # Since stages are judged on their own layers, the check is called with their groups.
+    (re.compile(r"\bcheck_enough_kv_cache_memory\(vllm_config"), "before 0.21"),
     (re.compile(r"GPU KV cache size:"), "0.7.3 or later, V1"),
     (re.compile(r"blocks: \d+, # ?CPU blocks:|peak_torch_memory|, Swapped: \d+ reqs"), "V0"),
 )

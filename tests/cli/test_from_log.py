@@ -83,7 +83,14 @@ def test_a_refusal_is_explained_and_computed(kvsim: Kvsim, tmp_path: Path) -> No
     assert alone.code == 0
     assert "no model is named: add --model" in alone.out
     assert "needs 4.54 GiB and there are 1.71: 2.83 GiB missing" in alone.out
-    flags = ("--model", "gpt-oss-120b", "--max-num-batched-tokens", "1024")
+    flags = (
+        "--model",
+        "gpt-oss-120b",
+        "--max-num-batched-tokens",
+        "1024",
+        "--vllm-version",
+        "0.11",
+    )
     lines = {line["what"]: line for line in _answer(kvsim, path, *flags)["starts"][0]["lines"]}
     assert lines["a longest request, GiB"]["ours"] == pytest.approx(4.54, abs=0.005)
 
@@ -111,9 +118,18 @@ def test_settings_that_cannot_be_used(kvsim: Kvsim, log: Path) -> None:
     assert "leave one out" in both.err
 
 
-def test_pipeline_stages_and_unknown_models_are_left_out(kvsim: Kvsim, log: Path) -> None:
-    log.write_text(LOG.replace("{'model'", "{'pipeline_parallel_size': 2, 'model'"))
-    assert "2 pipeline stages, which are not modelled" in kvsim("capacity", "--from-log", log).out
+def test_the_largest_stage_is_compared(kvsim: Kvsim, log: Path) -> None:
+    staged = LOG.replace("{'model'", "{'pipeline_parallel_size': 2, 'model'")
+    log.write_text(staged)
+    lines = {line["what"]: line for line in _answer(kvsim, log)["starts"][0]["lines"]}
+    assert lines["weights, GiB"]["ours"] == pytest.approx(7.48, abs=0.005)
+    log.write_text(f"VLLM_PP_LAYER_PARTITION=12,20 vllm serve Llama-3.1-8B\n{staged}")
+    assert "stages of 12,20 layers, and only even ones are modelled: nothing is compared" in (
+        kvsim("capacity", "--from-log", log).out
+    )
+
+
+def test_unknown_models_are_left_out(kvsim: Kvsim, log: Path) -> None:
     log.write_text(LOG.replace("Llama-3.1-8B-Instruct", "nobody-knows"))
     assert "is not known here: add --model" in kvsim("capacity", "--from-log", log).out
 

@@ -14,11 +14,11 @@ from tests.conftest import REPOSITORY
 # below it, and modules of its own layer.
 LAYERS = (
     ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow"),
-    ("hardware", "kv_layout", "server_log"),
+    ("hardware", "kv_layout", "kv_groups", "server_log"),
     ("model_spec",),
     ("hf_config",),
     ("models",),
-    ("kv_spec", "memory", "kv_pool", "timing"),
+    ("kv_spec", "memory", "stages", "kv_pool", "pool_sizing", "timing"),
     ("allocators", "totals"),
     ("scheduler_output", "options", "refusal", "modelled", "overrun"),
     ("scheduler",),

@@ -3,10 +3,10 @@
 import pytest
 
 from sim.errors import ConfigError
+from sim.kv_groups import cache_groups
 from sim.kv_layout import (
     KVLayout,
     LayerCache,
-    cache_groups,
     fixed_bytes_per_request,
     kv_bytes_per_token,
     kv_bytes_per_token_longctx,
@@ -120,7 +120,7 @@ def test_all_that_grows_is_one_group() -> None:
     made = cache_groups(_layout(_full(3), _full(2, heads=2)), 16)
     assert len(made.groups) == 1
     assert made.bytes_per_block == 16 * (3 * 2048 + 2 * 1024)
-    assert made.blocks_for(100, max_num_batched_tokens=8192) == 7
+    assert made.blocks_for(100, in_flight_tokens=8192) == 7
 
 
 def test_chunks_are_full_attention_to_the_block_tables() -> None:
@@ -149,22 +149,22 @@ def test_blocks_of_attention_beside_states_are_as_large_as_a_state() -> None:
     hybrid = cache_groups(_layout(_full(12, heads=2, elements=512), state), 16)
     assert hybrid.block_size == 2096
     assert int(17.36 * 2**30) // hybrid.bytes_per_block == 361
-    blocks = hybrid.blocks_for(131_072, max_num_batched_tokens=8192)
+    blocks = hybrid.blocks_for(131_072, in_flight_tokens=8192)
     assert blocks == 63 + 3 * 2
     assert round(361 / blocks, 2) == 5.23
-    alone = hybrid.blocks_for(131_072, max_num_batched_tokens=8192, enable_prefix_caching=False)
+    alone = hybrid.blocks_for(131_072, in_flight_tokens=8192, enable_prefix_caching=False)
     assert alone == 63 + 3
 
 
 def test_a_window_takes_a_block_more_and_what_is_in_flight() -> None:
     made = cache_groups(_layout(_sliding(4, window=4096)), 16)
-    assert made.blocks_for(100_000, max_num_batched_tokens=2048) == (4095 + 2048 + 15) // 16 + 1
-    assert made.blocks_for(32, max_num_batched_tokens=2048) == 3
+    assert made.blocks_for(100_000, in_flight_tokens=2048) == (4095 + 2048 + 15) // 16 + 1
+    assert made.blocks_for(32, in_flight_tokens=2048) == 3
 
 
-def test_compressed_layers_have_no_blocks_here() -> None:
-    with pytest.raises(ConfigError, match="blocks of compressed KV are not modelled"):
-        cache_groups(get_model("DeepSeek-V4-Pro").layout, 64)
+def test_compressed_layers_in_16_bits_have_no_blocks() -> None:
+    with pytest.raises(ConfigError, match="in bfloat16: vLLM has no blocks for them; expected"):
+        cache_groups(get_model("DeepSeek-V4-Pro").layout, 64, kv_cache_dtype="bfloat16")
 
 
 def test_cross_attention_takes_nothing_without_an_image() -> None:

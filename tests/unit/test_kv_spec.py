@@ -8,7 +8,7 @@ import pytest
 
 from sim.errors import ConfigError
 from sim.hardware import GIB, get_gpu
-from sim.kv_pool import KVPool, check_max_model_len, kv_cache_lines, size_kv_pool
+from sim.kv_pool import KVPool, check_max_model_len, kv_cache_lines
 from sim.kv_spec import (
     bytes_per_block,
     check_tensor_parallel,
@@ -19,6 +19,7 @@ from sim.kv_spec import (
 )
 from sim.memory import Engine, memory_rules
 from sim.models import count_parameters, get_model, model_names, parameter_counts
+from sim.pool_sizing import size_kv_pool
 
 
 def pool_of(model: str | None, gpu: str | None, **settings: Any) -> KVPool:
@@ -188,7 +189,7 @@ def test_kv_cache_dtype(name: str, dtype: str, expected: int) -> None:
 
 
 def test_an_unknown_kv_cache_dtype_is_refused() -> None:
-    message = "--kv-cache-dtype 'int4' is not one of auto, float16, bfloat16, fp8"
+    message = "--kv-cache-dtype 'int4' is not one of auto, float16, bfloat16, float32, fp8"
     with pytest.raises(ConfigError, match=message):
         kv_bytes_per_token(get_model("opt-13b"), kv_cache_dtype="int4")
 

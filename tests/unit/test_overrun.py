@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sim.hardware import get_gpu
-from sim.kv_pool import engine_of, pool_of
 from sim.kv_spec import kv_bytes_per_token, weight_bytes
 from sim.memory import activation_bytes, graph_bytes, non_torch_bytes
 from sim.models import get_model
 from sim.overrun import Overrun, StepSizes
+from sim.pool_sizing import engine_of, pool_of
 from tests.strategies import PAGED, make_config
 
 LLAMA, H100 = get_model("Llama-3.1-8B"), get_gpu("H100")

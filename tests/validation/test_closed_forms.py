@@ -14,9 +14,9 @@ import pytest
 
 from sim.allocators.base import HasBlockTables
 from sim.cli import main
-from sim.kv_pool import size_kv_pool
 from sim.memory import Engine
 from sim.models import get_model
+from sim.pool_sizing import size_kv_pool
 from sim.request import make_requests
 from tests.checked import Driver, plain_run, replay, requests_of, steps_of
 from tests.strategies import PAGED, PREFIX, Variant, make_allocator, make_config, make_trace

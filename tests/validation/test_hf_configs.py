@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from sim.hf_config import read_config, spec_of
+from sim.kv_groups import cache_groups
 from sim.kv_layout import (
     KVLayout,
-    cache_groups,
     fixed_bytes_per_request,
     kv_bytes_per_token_longctx,
     sequence_bytes,
@@ -102,15 +102,53 @@ def test_blocks_of_a_hybrid_are_those_of_a_log(
     groups = cache_groups(get_model(name).layout, 16)
     assert int(kv_gib * 2**30 / groups.bytes_per_block) == pytest.approx(num_blocks, abs=2)
     assert num_blocks // len(groups.groups) * 16 == tokens
-    each = groups.blocks_for(8192, max_num_batched_tokens=8192)
+    each = groups.blocks_for(8192, in_flight_tokens=8192)
     assert round(num_blocks / each, 2) == concurrency
 
 
 def test_a_refusal_of_gpt_oss_needs_what_the_log_says() -> None:
     """4.54 GiB for one request of 131,072 tokens, in a log with 1,024 batched tokens a step."""
     groups = cache_groups(get_model("gpt-oss-120b").layout, 16)
-    each = groups.blocks_for(131_072, max_num_batched_tokens=1024)
+    each = groups.blocks_for(131_072, in_flight_tokens=1024)
     assert round(each * groups.bytes_per_block / 2**30, 2) == 4.54
+
+
+def test_blocks_of_deepseek_v4_are_those_of_a_log() -> None:
+    """vLLM 0.22.1 with DeepSeek-V4-Flash in fp8 on 8 GPUs of 72 GB, as reported with its figures.
+
+    Pages of 37,440, 8,640 and 1,728 bytes; 22 rows of them a block; 40,471 blocks in 42,566,892,135
+    bytes. At 256,000 tokens and 8,192 batched a request took 3,969 blocks of its formula, which
+    divided the sum over all pages by the first group's: 37.93 GiB held 9.76.
+    """
+    groups = cache_groups(get_model("DeepSeek-V4-Flash").layout, 256)
+    padded = groups.bytes_per_block + groups.padding_bytes
+    assert padded == 22 * (37_440 + 8_640 + 1_728)
+    assert 42_566_892_135 // padded == 40_471
+    assert [group[1:] for group in groups.groups] == [
+        (21, 256, 0), (21, 4, 8), (20, 8, 128), (22, 64, 128), (21, 64, 128)
+    ]  # fmt: skip
+    growing = 21 * 37_440 + 21 * 8_640 + 20 * 1_728
+    assert groups.bytes_per_block == growing  # as vLLM 0.27.1 packs them
+    pages = (growing, 21 * 37_440 + 21 * 8_640, 20 * 37_440, 22 * 37_440, 21 * 37_440)
+    needed = 0
+    for group, page in zip(groups.groups, pages, strict=True):
+        alone = groups._replace(groups=(group,))
+        needed += page * alone.blocks_for(256_000, in_flight_tokens=8192)
+    each = -(-needed // growing)
+    assert each == 3969
+    assert round(38_724 / each * 256_000) == 2_497_693
+    assert pytest.approx(37.93 * 2**30 / padded, abs=6) == 38_724  # half a digit of the GiB
+
+
+def test_a_refusal_of_deepseek_v4_needs_what_the_log_says() -> None:
+    """6.66 GiB for 30,000 tokens, and 13,528 fit 5.44 GiB (vllm-project/vllm#44376, 0.22).
+
+    Two GPUs of 96 GB, without a server: 16,384 tokens a step.
+    """
+    groups = cache_groups(get_model("DeepSeek-V4-Flash").layout, 256, tensor_parallel_size=2)
+    padded = (groups.bytes_per_block + groups.padding_bytes) / 2**30
+    assert round(groups.blocks_for(30_000, in_flight_tokens=16_384) * padded, 2) == 6.66
+    assert round(groups.blocks_for(13_528, in_flight_tokens=16_384) * padded, 2) == 5.44
 
 
 FP8 = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}

@@ -361,6 +361,18 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(f"{KERNELS} --gpu H100", "", "--tensor-parallel-size 2", ("duration", "steps")),
         Refused(f"{POOL} --tensor-parallel-size 3", 2, "32 attention heads that cannot be shared"),
     ],
+    "pipeline_parallel_size": [
+        Refused(f"{POOL} --pipeline-parallel-size 2", 2, "runs have one stage; expected 1"),
+    ],
+    "dtype": [
+        Effect(CARD, "", "--dtype float32 --step-time constant:1", ("num_gpu_blocks", "kv_pool")),
+        Refused(f"{CARD} --dtype float32 --step-time roofline", 2, "kernels are priced in 16 bits"),
+        Refused("--dtype bf16", 2, "did you mean 'bfloat16'"),
+    ],
+    "quantization": [
+        Effect(CARD, "", "--quantization fp8", ("num_gpu_blocks", "kv_pool")),
+        Refused(f"{POOL} --quantization awq", 2, "--quantization: unknown value 'awq'"),
+    ],
     "kv_cache_dtype": [
         Effect(CARD, "", "--kv-cache-dtype fp8", ("num_gpu_blocks", "kv_pool")),
         Effect(f"{KERNELS} --gpu H100", "", "--kv-cache-dtype fp8", ("duration", "steps")),

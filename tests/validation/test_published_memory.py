@@ -7,6 +7,7 @@ import pytest
 
 from sim.hardware import GIB
 from sim.kv_layout import kv_bytes_per_token as layout_bytes_per_token
+from sim.kv_layout import kv_bytes_per_token_longctx
 from sim.kv_spec import kv_bytes_per_token, weight_bytes
 from sim.models import count_parameters, get_model, model_names
 
@@ -26,9 +27,9 @@ def test_every_model_is_as_in_the_collected_figures(shared: Path) -> None:
     published = {row["model_id"]: row for row in _rows(shared / "published" / "models.csv")}
     for name in model_names():
         model, row = get_model(name), published[SAME_SHAPE.get(name, name)]
-        per_token = layout_bytes_per_token(
-            model.layout, kv_cache_dtype=model.dtype, stored_index=False
-        )
+        compressed = any(cache.kind == "compressed" for cache in model.layout.caches)
+        count = kv_bytes_per_token_longctx if compressed else layout_bytes_per_token
+        per_token = count(model.layout, kv_cache_dtype=model.dtype, stored_index=False)
         assert row["kv_bytes_per_token_bf16"] in {str(per_token), ""}, name
         counted = row["total_params_computed"]
         if not counted:  # billions as the card says, encoders of images included
