@@ -45,6 +45,10 @@ def open_device(kind: str) -> torch.device:
         raise ConfigError(
             "no Triton: expected pip install triton, or --device cpu, which needs none"
         ) from None
+    from kernels.paged_attention import INTERPRETED  # noqa: PLC0415  # a CPU needs no Triton
+
+    if INTERPRETED:
+        raise ConfigError("TRITON_INTERPRET is set, and would time an interpreter: unset it")
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
 

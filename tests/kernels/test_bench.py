@@ -283,6 +283,19 @@ def test_no_triton(
     assert "no Triton: expected pip install triton, or --device cpu" in _refusal(capsys, code)
 
 
+def test_an_interpreter_is_not_timed(
+    torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paged = pytest.importorskip("kernels.paged_attention", reason=NEEDS_TORCH)
+    monkeypatch.setattr(paged, "INTERPRETED", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    code = bench.main(["--out", str(tmp_path / "new")])
+    assert "TRITON_INTERPRET is set, and would time an interpreter" in _refusal(capsys, code)
+
+
 def test_a_folder_of_another_gpu(
     few: list[grid.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
