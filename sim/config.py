@@ -239,7 +239,7 @@ class TimingConfig(_Concern, frozen=True):
         str | None,
         Meta(
             description="Parquet file of measured kernel times (`kvsim tables`, kvsim only); what "
-            "it has not is priced by the roofline."
+            "it has not is priced by the roofline [default: the GPU's in kernels/tables, if any]."
         ),
     ] = None
     timing_fallback: Annotated[

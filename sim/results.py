@@ -175,7 +175,7 @@ def manifest(result: RunResult) -> dict[str, Any]:
         "config": result.config.flat()
         | {
             "trace": result.config.load.trace and result.trace.name,
-            "timing_table": table and table.name,
+            "timing_table": result.config.timing.timing_table and table and table.name,
         },
         "seeds": {"seed": result.config.load.seed},
         "trace": {

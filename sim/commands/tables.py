@@ -8,7 +8,6 @@ from typing import Any
 import click
 import msgspec
 
-import sim
 from sim.commands.common import print_json, say
 from sim.errors import ConfigError, FileError
 from sim.files import check_output_file, read_small
@@ -17,6 +16,7 @@ from sim.kv_spec import check_tensor_parallel
 from sim.models import get_model
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, convert
+from sim.timing import table as timing_table
 from sim.timing.importers import IMPORTERS, Importer
 from sim.timing.importers.native import named
 from sim.timing.table import MAX_INFO_BYTES, TableInfo, TimingTable, load, save, sidecar
@@ -29,9 +29,6 @@ from sim.timing_report import (
     table_row,
 )
 from workloads.errors import did_you_mean, plain
-
-SHIPPED = Path(sim.__file__).parents[1] / "kernels" / "tables"
-"""Where a source tree has its tables."""
 
 _DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 _IMPORT_OPTIONS = ("gpu", "model", "tensor_parallel_size", "backend", "backend_version")
@@ -50,7 +47,9 @@ def list_tables(values: dict[str, Any]) -> int:
         if not folder.is_dir():
             raise FileError(f"{plain(str(folder))} is no folder; expected one with timing tables")
     rows = []
-    for path in _found(folders) if folders else [*_found([SHIPPED]), *_found([Path()], "*")]:
+    for path in (
+        _found(folders) if folders else [*_found([timing_table.SHIPPED]), *_found([Path()], "*")]
+    ):
         try:
             rows.append(table_row(path, _table(path)))
         except ConfigError as error:

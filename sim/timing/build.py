@@ -27,7 +27,7 @@ from sim.timing.layers import (
     has_latent_block,
 )
 from sim.timing.roofline import SMALL_KERNELS, Fits, small_kernel
-from sim.timing.table import LAYER_OPS, PROVENANCES, TimingTable, load
+from sim.timing.table import LAYER_OPS, PROVENANCES, TimingTable, load, shipped
 from sim.timing.table_attention import LATENT_BLOCK_OPS, TableAttention
 from sim.timing.table_check import check_units
 from sim.timing.table_costs import (
@@ -84,8 +84,9 @@ class _Builder:
 
     def __init__(self, timing: TimingConfig, deployment: Deployment) -> None:
         self._timing, self._deployment = timing, deployment
+        given = timing.timing_table
+        self._path = shipped(deployment.gpu.name) if given is None else Path(given)
         self._model = deployment.model
-        self._may_fall_back = timing.timing_fallback == "roofline"
         self._shape = attention_shape(self._model, deployment.tensor_parallel_size)
         self._experts = expert_shape(
             self._model,
@@ -100,13 +101,16 @@ class _Builder:
             self._fits = Fits(deployment.gpu)
         except ConfigError as error:
             self._fits = error
+        # Nobody asked for the table that is shipped: what it has not is no reason to refuse.
+        by_default = given is None and self._path is not None and isinstance(self._fits, Fits)
+        self._may_fall_back = timing.timing_fallback == "roofline" or by_default
 
     def build(self) -> KernelStepTime:
         file: TableFile | None = None
-        if self._timing.timing_table is not None:
-            path = Path(self._timing.timing_table)
+        if self._path is not None:
+            path = self._path
             self._table = load(path)
-            check_units(self._table, f"--timing-table {plain(str(self._timing.timing_table))}")
+            check_units(self._table, self._shown)
             self._check(self._table)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             file = TableFile(plain(path.name), sha256, self._table.info)
@@ -140,10 +144,14 @@ class _Builder:
             host_overhead_ps=overhead * PS_PER_S,
         )
 
+    @property
+    def _shown(self) -> str:
+        return f"--timing-table {plain(str(self._path))}"
+
     def _check(self, table: TimingTable) -> None:
         """Refuse a table of another GPU, or layers of another model or tensor-parallel size."""
         info, tp = table.info, self._deployment.tensor_parallel_size
-        shown = f"--timing-table {plain(str(self._timing.timing_table))}"
+        shown = self._shown
         gpu = get_gpu(info.gpu).name
         if gpu != self._deployment.gpu.name:
             raise ConfigError(
@@ -177,7 +185,8 @@ class _Builder:
         if worst != table.info.provenance:
             share = np.mean(table.columns["provenance"] == worst)
             what += f", {100 * share:.0f} % of rows {worst}"
-        description = f"{self._deployment.gpu.name}, {table.describe()}{what}"
+        origin = "" if self._timing.timing_table else "shipped table, "
+        description = f"{self._deployment.gpu.name}, {origin}{table.describe()}{what}"
         self._note(terms, table.info.provenance, description)
 
     def _note_fit(self, term: str, fits: Fits, section: str) -> None:

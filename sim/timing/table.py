@@ -386,6 +386,16 @@ def _first(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: str, exp
         raise ConfigError(f"{where}, row {row + 1}: {values[row]}; expected {expected}")
 
 
+SHIPPED = Path(__file__).parents[2] / "kernels" / "tables"
+"""Where a source tree has its tables; an installed package has none."""
+
+
+def shipped(gpu: str) -> Path | None:
+    """Answer the table that prices runs on *gpu* (our name) by default; None if none is shipped."""
+    path = SHIPPED / f"{gpu}.parquet"
+    return path if path.is_file() and sidecar(path).is_file() else None
+
+
 def sidecar(path: Path) -> Path:
     """Answer the JSON file that belongs to the Parquet file *path*."""
     return path.with_suffix(".json")

@@ -88,7 +88,7 @@ def test_list_without_a_folder_and_of_none(
     kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "d").mkdir()
-    monkeypatch.setattr("sim.commands.tables.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("sim.timing.table.SHIPPED", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
     assert "shipped and in the current folder: none found" in kvsim("tables", "list").out
     save(tiny_table(), tmp_path / "here.parquet")

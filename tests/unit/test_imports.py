@@ -103,6 +103,14 @@ def test_folders(path: Path) -> None:
     assert tops & {"sim", "workloads", "kernels", "tests", "notebooks"} <= ours
 
 
+def test_kernels_see_times_only() -> None:
+    seen = {"sim.errors", "sim.hardware", "sim.timing", "sim.timing_plots", "workloads.errors"}
+    for path in (REPOSITORY / "kernels").rglob("*.py"):
+        for name in _imports(path.relative_to(REPOSITORY)):
+            if name.partition(".")[0] in {"sim", "workloads", "tests", "notebooks"}:
+                assert any(f"{name}.".startswith(f"{part}.") for part in seen), f"{path}: {name}"
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if p.parts[0] == "sim"], ids=str)
 def test_layers_inside_sim(path: Path) -> None:
     module = _module(path)

@@ -1,0 +1,201 @@
+"""What was measured so far, line by line: what a killed or interrupted measurement leaves behind.
+
+``journal.jsonl`` begins with a header that says what was measured with; each further line is one
+case. A line is on the disk before the next case begins, so that the last one alone can be torn.
+"""
+
+import fcntl
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kernels.grid import Case, Heads
+from sim.errors import FileError
+from workloads.errors import plain, quote
+
+NAME = "journal.jsonl"
+FORMAT = "kvsim-kernel-journal"
+MAX_BYTES = 100_000_000
+
+SAME = ("device", "gpu", "versions", "driver", "code")
+"""What all measurements of a folder have in common."""
+
+Record = dict[str, Any]
+
+
+def read(folder: Path) -> tuple[Record, list[Record]]:
+    """Answer the header and the records of *folder*; empty ones if it has none.
+
+    Raises:
+        FileError: what is there is no journal: with the line.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return {}, []
+    shown = plain(str(path))
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            raise FileError(
+                f"{shown} is no journal; expected a file of at most {MAX_BYTES:,} bytes"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{shown}: {error.strerror}; expected a readable file") from None
+    lines = data.split(b"\n")[:-1]  # what follows the last newline was torn
+    records = [_parsed(line, f"{shown}, line {n}") for n, line in enumerate(lines, start=1)]
+    if not records:
+        return {}, []
+    header = records[0]
+    known = {"device": str, "gpu": str, "versions": dict, "driver": str, "code": str}
+    if header.get("format") != FORMAT or not all(
+        isinstance(header.get(name), kind) for name, kind in known.items()
+    ):
+        raise FileError(f"{shown}, line 1: no header of a journal; expected another folder")
+    for number, record in enumerate(records[1:], start=2):
+        _check(record, f"{shown}, line {number}")
+    return header, records[1:]
+
+
+def _parsed(line: bytes, where: str) -> Record:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise FileError(f"{where}: not JSON; expected a line of a journal") from None
+    if not isinstance(record, dict):
+        raise FileError(f"{where}: {quote(record)}; expected an object")
+    return record
+
+
+_ROW = {name: kind for name, kind in Case.__annotations__.items() if name != "group"}
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "key": str,
+    "row": dict,
+    "us": (int, float),
+    "spread_us": (int, float),
+    "skip": str,
+    "tile": list,
+    "copy_bytes_per_s": (int, float),
+}
+
+
+def _check(record: Record, where: str) -> None:
+    for name, kinds in _KINDS.items():
+        if name in record and not isinstance(record[name], kinds):
+            raise FileError(f"{where}: key {name}: {quote(record[name])} cannot be")
+    if "key" in record and "us" not in record and "skip" not in record:
+        raise FileError(f"{where}: neither a time nor a reason why there is none")
+    if "us" in record:
+        _check_measured(record, where)
+    if "tile" in record and not (
+        len(record["tile"]) == 4
+        and all(isinstance(size, int) for size in record["tile"])
+        and isinstance(record.get("for"), str)
+    ):
+        raise FileError(f"{where}: key tile: expected four whole numbers, and what they are for")
+
+
+def _check_measured(record: Record, where: str) -> None:
+    """Refuse a time that cannot be, or of what cannot be."""
+    lacking = {"key", "row", "spread_us", "how", "cold"} - record.keys()
+    if lacking or not 0 < record["us"] < math.inf:
+        raise FileError(f"{where}: no time of a call; expected more than 0 us, and what it is of")
+    row = record["row"]
+    for name, value in row.items():
+        if name not in _ROW or type(value) is not _ROW[name]:
+            raise FileError(f"{where}: key row: {quote(name)}: {quote(value)} cannot be")
+    if not {"op", "kernel"} <= row.keys() or (
+        row["op"] == "decode_attention"
+        and not all(row.get(name, 0) for name in (*Heads._fields, "batch", "context", "kv_dtype"))
+    ):
+        raise FileError(f"{where}: key row: not all that identifies a call")
+
+
+def refuse_other(header: Record, mine: Record, folder: Path) -> None:
+    """Refuse a folder whose measurements are of another GPU or other software.
+
+    Raises:
+        FileError: with both.
+    """
+    for name in SAME:
+        if header[name] != mine[name]:
+            what = {"code": "other kernels"}.get(name, quote(header[name]))
+            now = {"code": "these"}.get(name, quote(mine[name]))
+            raise FileError(
+                f"--out {plain(str(folder))} holds measurements with {name} {what}, and now it is "
+                f"{now}: they are not merged; expected another folder"
+            )
+
+
+class Journal:
+    """The open journal of a folder: appends records, each on the disk before the call returns."""
+
+    def __init__(self, folder: Path, header: Record) -> None:
+        """Open the journal of *folder*, or begin one with *header*.
+
+        Raises:
+            FileError: it is of another GPU, is none, cannot be written, or is in use.
+        """
+        path = folder / NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            known, self.records = read(folder)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise FileError(
+                f"--out {plain(str(folder))}: {error.strerror}; expected a writable folder"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise FileError(
+                f"--out {plain(str(folder))} is being measured by another process; "
+                "expected another folder"
+            ) from None
+        if known:
+            try:
+                refuse_other(known, header, folder)
+            except FileError:
+                self._file.close()
+                raise
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        else:
+            if any(folder.glob("*.parquet")):
+                self._file.close()
+                path.unlink()
+                raise FileError(
+                    f"--out {plain(str(folder))} has tables and no {NAME}: they would be "
+                    "overwritten; expected another folder"
+                )
+            self._file.truncate(0)
+            self.append({"format": FORMAT, "version": 1, **header})
+            self.records.clear()
+
+    def append(self, record: Record) -> None:
+        """Add *record*.
+
+        Raises:
+            FileError: there is no room for it.
+        """
+        try:
+            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise FileError(f"{NAME} cannot be written: {error.strerror}; expected room") from None
+        self.records.append(record)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
