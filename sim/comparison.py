@@ -34,6 +34,7 @@ _SPEED = (
     _Column("output\ntok/s", "output_throughput", ".0f", max),
     _Column("factor\ntok/s", "throughput_factor", ".2f", max),
     _Column("req/s", "request_throughput", ".2f", max),
+    _Column("goodput\nreq/s", "request_goodput", ".2f", max),
     _Column("TTFT ms\np50", "median_ttft_ms", ".0f", min),
     _Column("TTFT ms\np99", "p99_ttft_ms", ".0f", min),
     _Column("TPOT ms\np50", "median_tpot_ms", ".1f", min),
@@ -81,6 +82,7 @@ def comparison_report(rows: Sequence[Summary]) -> str:
 
 def _table(rows: Sequence[Summary], columns: Sequence[_Column]) -> str:
     cells = [[row["allocator"] for row in rows]]
+    columns = [column for column in columns if column.key in rows[0]]  # goodput if asked for
     for column in columns:
         values = [row[column.key] for row in rows]
         numbers = [value for value in values if value is not None]

@@ -16,6 +16,7 @@ Reservation = Literal["max", "pow2", "oracle"]
 NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Gib = Annotated[float, Meta(gt=0, le=65536)]
+RequestRate = Annotated[float, Meta(gt=0, le=1e9)] | Literal["inf"]
 
 
 class _Concern(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,20 @@ class LoadConfig(_Concern, frozen=True):
     ] = None
     trace_format: Annotated[
         str | None, Meta(description="Format of the trace [default: detected from its content].")
+    ] = None
+    request_rate: Annotated[
+        RequestRate | None,
+        Meta(
+            description="Requests a second on average: the gaps between the trace's arrivals are "
+            "all multiplied by one factor; inf is all at once [default: as recorded]."
+        ),
+    ] = None
+    goodput: Annotated[
+        str | None,
+        Meta(
+            description="Report goodput: requests within all of these milliseconds, like "
+            "'ttft:500 tpot:50' (ttft, tpot, e2el)."
+        ),
     ] = None
     seed: Annotated[
         int,

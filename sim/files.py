@@ -112,8 +112,12 @@ def atomic(path: Path) -> Iterator[Path]:
         ) from error
 
 
+def encode_json(value: object) -> bytes:
+    """Answer *value* as indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
 def write_json(path: Path, value: object) -> None:
     """Write *value* as indented JSON with a final newline."""
     with atomic(path) as temporary:
-        encoded = msgspec.json.format(msgspec.json.encode(value), indent=2)
-        temporary.write_bytes(encoded + b"\n")
+        temporary.write_bytes(encode_json(value))

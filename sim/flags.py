@@ -221,6 +221,38 @@ def _capacity(values: dict[str, Any]) -> int:
     return capacity(values)
 
 
+def _sweep() -> click.Command:
+    def callback(**values: Any) -> int:
+        from sim.commands.sweep import sweep  # noqa: PLC0415  # as above
+
+        return sweep(values)
+
+    params: list[click.Parameter] = [
+        click.Argument(["spec"], required=False, metavar="SPEC.toml"),
+        click.Option(["-o", "--output-dir"], metavar="DIR", help="Folder for the results."),
+        click.Option(["--dry-run"], is_flag=True, help="List the cells, and run none."),
+        click.Option(
+            ["--jobs"], metavar="INT", help="Processes of this machine [default: its CPUs]."
+        ),
+        click.Option(
+            ["--executor"],
+            metavar="local|ray",
+            help="Where cells run: processes of this machine, or a Ray cluster [default: local].",
+        ),
+        click.Option(
+            ["--address"],
+            metavar="STR",
+            help="The Ray cluster: HOST:PORT on one of its nodes, ray://HOST:PORT from outside "
+            "[default: the one that runs here].",
+        ),
+    ]
+    doc = (
+        "Run every combination of settings that a file asks for, in parallel. What has finished is "
+        "kept: the same command goes on after an interruption."
+    )
+    return click.Command("sweep", callback=callback, help=doc, params=params)
+
+
 def _tables() -> click.Group:
     def callback(name: str) -> "Callable[..., int]":
         def call(**values: Any) -> int:
@@ -296,5 +328,6 @@ def _cli() -> click.Group:
             _Capacity,
         )
     )
+    group.add_command(_sweep())
     group.add_command(_tables())
     return group

@@ -81,13 +81,19 @@ def get_model(name: str) -> ModelSpec:
         ConfigError: no such model, with the nearest name and all of them; or a configuration that
             cannot be read or used (`read_config`).
     """
+    if (model := _preset(name)) is not None:
+        return model
+    if (path := model_path(name)) is not None:
+        return read_config(path)
+    raise ConfigError(f"--model {name!r} is unknown; {did_you_mean(name, model_names())}")
+
+
+def _preset(name: str) -> ModelSpec | None:
     wanted = name.strip().lower()
     for full, model in _models().items():
         if wanted in (full.lower(), full.lower().rpartition("/")[2]):
             return model
-    if _is_path(name):
-        return read_config(Path(name))
-    raise ConfigError(f"--model {name!r} is unknown; {did_you_mean(name, model_names())}")
+    return None
 
 
 def model_of(config: ModelConfig) -> ModelSpec:
@@ -122,11 +128,16 @@ def model_of(config: ModelConfig) -> ModelSpec:
     return msgspec.structs.replace(model, weights=parts)
 
 
-def _is_path(name: str) -> bool:
-    """Whether *name*, which is no model's, means a file or folder."""
-    if name.lower().endswith(".json") or name.startswith(("/", "./", "../", "~", ".\\")):
-        return True
+def model_path(name: str, folder: Path | None = None) -> Path | None:
+    """Answer the file or folder that *name* means, relative to *folder*; None of a model's name."""
+    if _preset(name) is not None:
+        return None
+    path = Path(name) if folder is None else folder / name
+    if name.startswith("~"):
+        return Path(name)  # `read_config` knows whose
+    if name.lower().endswith(".json") or name.startswith(("/", "./", "../", ".\\")):
+        return path
     try:
-        return Path(name).exists() and name not in {"", "."}
+        return path if path.exists() and name not in {"", "."} else None
     except (OSError, ValueError):  # too long, or a null byte in it
-        return False
+        return None

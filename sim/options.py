@@ -58,7 +58,12 @@ class Setting(NamedTuple):
             for limit, words in _BOUNDS
             if (bound := getattr(meta, limit)) is not None
         ]
-        return ", ".join([_KINDS[self.type], *limits])
+        return ", ".join([_KINDS[self.type], *limits, *(["or inf"] if self.has_inf else [])])
+
+    @property
+    def has_inf(self) -> bool:
+        """Whether it can also be the text ``inf``, for which JSON has no number."""
+        return Literal["inf"] in typing.get_args(_bare(self.annotation))
 
     @property
     def flag(self) -> str:

@@ -61,10 +61,12 @@ def run_report(summary: Summary) -> str:
         f"{' Simulated Serving Result ':=^{_WIDTH}}",
         _line("Successful requests:", summary["completed"]),
         _line("Failed requests:", summary["failed"]),
+        *_load_lines(summary),
         _line("Benchmark duration (s):", summary["duration"]),
         _line("Total input tokens:", summary["total_input_tokens"]),
         _line("Total generated tokens:", summary["total_output_tokens"]),
         _line("Request throughput (req/s):", summary["request_throughput"]),
+        *_goodput_lines(summary),
         _line("Output token throughput (tok/s):", summary["output_throughput"]),
         _line("Peak output token throughput (tok/s):", float(summary["max_output_tokens_per_s"])),
         _line("Peak concurrent requests:", float(summary["max_concurrent_requests"])),
@@ -80,6 +82,20 @@ def run_report(summary: Summary) -> str:
     lines += _kv_lines(summary)
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
+
+
+def _load_lines(summary: Summary) -> list[str]:
+    rate = summary.get("request_rate")
+    return [] if rate is None else [_line("Request rate configured (RPS):", rate)]
+
+
+def _goodput_lines(summary: Summary) -> list[str]:
+    if "request_goodput" not in summary:
+        return []
+    return [
+        _line("Request goodput (req/s):", summary["request_goodput"]),
+        _line("Requests that meet the SLOs (%):", percent(summary["slo_attainment"])),
+    ]
 
 
 def _timing_lines(summary: Summary) -> list[str]:

@@ -27,6 +27,7 @@ from sim.config import (
 )
 from sim.errors import ConfigError, FileError
 from sim.files import refuse_twice, regular
+from sim.goodput import parse_goodput
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.memory import memory_rules
 from sim.modelled import modelled_notes
@@ -85,7 +86,7 @@ def read_config_file(path: str) -> dict[str, Given]:
         ConfigError: it is not of that format, or has a key that is no setting.
     """
     shown = f"--config {plain(path)}"
-    values = _parse(path, shown)
+    values = parse_file(path, shown)
     if not isinstance(values, dict):
         raise ConfigError(
             f"{shown}: expected an object of settings, "
@@ -112,8 +113,13 @@ def _json(data: bytes) -> Any:
     return json.loads(data)
 
 
-def _parse(path: str, shown: str) -> Any:
-    """Answer what the configuration file *path* holds; refusals call it *shown*."""
+def parse_file(path: str, shown: str) -> Any:
+    """Answer what the JSON or TOML file *path* holds; refusals call it *shown*.
+
+    Raises:
+        FileError: it cannot be read.
+        ConfigError: its name ends otherwise, or it is not of that format.
+    """
     parsers: dict[str, Callable[[bytes], Any]] = {
         ".json": _json,
         ".toml": lambda data: tomllib.loads(data.decode()),
@@ -179,6 +185,9 @@ def resolve(
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
     timing = TimingConfig(**concern("timing"))
+    load = LoadConfig(**concern("load"))
+    if load.goodput is not None:
+        parse_goodput(load.goodput, given["goodput"].where)
     if runs:
         notes += modelled_notes(
             spec,
@@ -187,7 +196,7 @@ def resolve(
             prices_kernels=timing.step_time == "roofline",
         )
     run = RunConfig(
-        load=LoadConfig(**concern("load")),
+        load=load,
         model=model,
         cache=cache,
         scheduler=_complete(
@@ -213,10 +222,13 @@ def convert(setting: Setting, given: Given) -> Any:
     suffixes = ""
     if given.rank == FLAG_RANK and kind in (int, float) and isinstance(value, str):
         suffixes = " (1k is 1000, 1K is 1024)" if kind is int else ""
-        value = _float(value) if kind is float else _whole(value.strip())
+        value = _float(value) if kind is float else parse_whole(value.strip())
+    if setting.has_inf and value == math.inf:
+        value = "inf"
     try:
         value = msgspec.convert(value, setting.annotation)
-        usable = value not in {None, ""} and (kind is not float or math.isfinite(value))
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        usable = value not in {None, ""} and not infinite
     except msgspec.ValidationError:
         usable = False
     if not usable:
@@ -233,7 +245,8 @@ def _float(text: str) -> float | None:
         return None
 
 
-def _whole(text: str) -> int | None:
+def parse_whole(text: str) -> int | None:
+    """Answer the whole number that *text* is, ``1k`` being 1000 and ``1K`` 1024; None if none."""
     match = re.fullmatch(r"([+-]?[0-9][0-9_]{0,30})(\.[0-9]{1,15})? ?([A-Za-z]*)", text)
     if match is None or match[3] not in _MULTIPLES or (match[2] and not match[3]):
         return None

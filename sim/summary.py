@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.columns import Columns, FloatArray
 from sim.gaps import PERCENTILES, GapStatistics
+from sim.goodput import goodput_section, parse_goodput
 from sim.overrun import Overrun, StepSizes
 from sim.request import UNSET
 from sim.simulation import RunResult
@@ -24,7 +25,8 @@ def summarize(result: RunResult) -> dict[str, Any]:
     """Answer the summary of a run; None where a figure has no value (no request, no look-up).
 
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
-    second of simulated time from the first arrival to the last token.
+    second of simulated time from the first arrival to the last token. *request_rate* and what
+    `sim.goodput` answers are there if they were asked for.
     """
     config, trace, recorder = result.config, result.trace, result.recorder
     spent = _Spent(result.step_time)
@@ -42,8 +44,15 @@ def summarize(result: RunResult) -> dict[str, Any]:
     )
     num_prompt, num_output = trace.num_prompt_tokens[done], requests["num_output_tokens"][done]
     more = num_output > 1  # vLLM leaves requests of one token out of TPOT
-    tpot = (last - first)[more] / (num_output[more] - 1)
+    tpot = (last - first) / np.maximum(num_output - 1, 1)  # and takes it as 0 for goodput
     duration = totals.duration_ps / PS_PER_S
+    load: dict[str, Any] = {}
+    if config.load.request_rate is not None:
+        load["request_rate"] = config.load.request_rate
+    if config.load.goodput is not None:
+        measured = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
+        slos = parse_goodput(config.load.goodput)
+        load |= goodput_section(slos, measured, duration, len(trace))
     max_model_len = config.model.max_model_len or 0
     served = trace.num_prompt_tokens < max_model_len
     clipped = served & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
@@ -51,6 +60,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "model_id": config.model.model,
         "gpu": config.model.gpu,
         "num_prompts": len(trace),
+        **load,
         "duration": duration,
         "completed": int(done.sum()),
         "failed": int((~done).sum()),
@@ -62,7 +72,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "max_output_tokens_per_s": int(totals.tokens_in_second.max(initial=0)),
         "max_concurrent_requests": _peak_per_second(arrival, last),
         **_latency("ttft", first - arrival),
-        **_latency("tpot", tpot),
+        **_latency("tpot", tpot[more]),
         **_inter_token_latency(totals.inter_token),
         **_latency("e2el", last - arrival),
         "num_clipped_requests": int(clipped.sum()),

@@ -1,6 +1,5 @@
 """What every command does: read flags and trace, run with a progress bar, print."""
 
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,14 +47,9 @@ def print_json(value: object) -> None:
 
 def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
     """Read the trace and say on stderr what the user should know before the run."""
-    from workloads.readers import read_trace  # noqa: PLC0415  # see above
-    from workloads.samples import CONVERSATION  # noqa: PLC0415  # see above
+    from sim.arrivals import arriving, recorded  # noqa: PLC0415  # see above
 
-    if load.trace is None:
-        # Its name without the place of installation: results do not depend on that.
-        trace = dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
-    else:
-        trace = read_trace(load.trace, load.trace_format)
+    trace = arriving(recorded(load), load)
     for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
         say(f"note: {note}")
     return trace
@@ -100,3 +94,34 @@ def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Call
     finally:
         if bar is not None:
             bar.close()
+
+
+@contextmanager
+def progress_of_cells(total: int, done: int) -> Iterator[Callable[[bool], None]]:
+    """Lend a callback, told whether the cell failed, that shows on stderr how many are done.
+
+    *done* of *total* were before; the rate and the time left are of those that come.
+    """
+    from tqdm import tqdm  # noqa: PLC0415  # as above
+
+    interval = 0.5 if sys.stderr.isatty() else 10.0
+    failed = 0
+    with tqdm(
+        total=total,
+        initial=done,
+        desc="sweep",
+        unit=" cell",
+        file=sys.stderr,
+        mininterval=interval,
+        maxinterval=interval,
+        smoothing=0,
+    ) as bar:
+
+        def update(has_failed: bool) -> None:
+            nonlocal failed
+            failed += has_failed
+            if failed:
+                bar.set_postfix_str(f"{failed} failed", refresh=False)
+            bar.update()
+
+        yield update
