@@ -39,6 +39,19 @@ class LoadConfig(_Concern, frozen=True):
             "all multiplied by one factor; inf is all at once [default: as recorded]."
         ),
     ] = None
+    closed_loop: Annotated[
+        bool,
+        Meta(
+            description="The next turn of a session arrives its think time after the turn before "
+            "has ended, not at its recorded time (kvsim only)."
+        ),
+    ] = False
+    max_concurrency: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Most requests under way; others are sent as those end [default: no limit]."
+        ),
+    ] = None
     goodput: Annotated[
         str | None,
         Meta(

@@ -23,7 +23,7 @@ LAYERS = (
     ("scheduler_output", "options", "refusal", "modelled", "overrun"),
     ("scheduler",),
     ("settings",),
-    ("metrics", "capacity", "reconcile"),
+    ("metrics", "capacity", "clients", "reconcile"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
