@@ -27,7 +27,11 @@ class LoadConfig(_Concern, frozen=True):
     """What arrives."""
 
     trace: Annotated[
-        str | None, Meta(description="Trace file to replay [default: a small shipped workload].")
+        str | None,
+        Meta(
+            description="Trace file to replay, or a specification (.toml) of one to generate "
+            "[default: a small shipped workload]."
+        ),
     ] = None
     trace_format: Annotated[
         str | None, Meta(description="Format of the trace [default: detected from its content].")
@@ -64,7 +68,8 @@ class LoadConfig(_Concern, frozen=True):
         Meta(
             ge=0,
             le=2**63 - 1,
-            description="Recorded in the manifest; replaying a trace draws nothing.",
+            description="Of the requests that a specification (--trace FILE.toml) generates; "
+            "replaying a trace draws nothing.",
         ),
     ] = 0
 

@@ -85,7 +85,7 @@ class _Capacity(_Command):
         "pipeline_parallel_size", "enable_expert_parallel", "max_model_len", "block_size",
         "kv_cache_dtype", "gpu_memory_utilization", "vllm_version", "kv_cache_memory_bytes",
         "num_gpu_blocks_override", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
-        "trace", "trace_format", "json",
+        "trace", "trace_format", "seed", "json",
     )  # fmt: skip
     helps = MappingProxyType(
         {
