@@ -238,6 +238,20 @@ def ranks(shares: Floats, weights: Floats) -> IntArray:
     return found
 
 
+def correlated(shares: Floats, others: Floats, correlation: float) -> Floats:
+    """Answer *others*, uniform, so bent that their ranks and those of *shares* correlate.
+
+    A normal copula, whose rank correlation is 6 / pi * asin(rho / 2).
+    """
+    if not correlation:
+        return others
+    rho = 2 * math.sin(math.pi * correlation / 6)
+    bent = rho * _normal(shares) + math.sqrt(1 - rho**2) * _normal(others)
+    share_of = NormalDist().cdf
+    # A share is below 1.
+    return np.array([min(share_of(value), 1 - 2**-53) for value in bent.tolist()])
+
+
 def inside(folder: Path, name: str) -> Path:
     """Answer the file *name* of *folder*.
 

@@ -6,13 +6,14 @@ those that stay. Equal specification and seed give equal requests under one vers
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from workloads.distributions import AnyDistribution, Floats, draw, ranks
+from workloads.distributions import AnyDistribution, Floats, correlated, draw, ranks
 from workloads.errors import TraceError
 from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
@@ -92,19 +93,16 @@ class _Class:
         """Answer the prefix of each of *num* sessions."""
         found: list[list[Segment]] = [[] for _ in range(num)]
         for place, part in enumerate(self.table.prefix, 1):
+            whose = f"{self.name}:prefix {place}" if part.name is None else part.name
             for level in range(1, part.depth + 1):
-                concern = f"prefix {place}" if part.depth == 1 else f"prefix {place}.{level}"
-                lengths = self.values(
-                    "prefix tokens",
-                    self.shares(f"{concern} tokens", part.variants),
-                    part.tokens,
-                    least=0,
-                ).tolist()
-                chosen = self._variants(part, concern, num)
+                text = whose if part.depth == 1 else f"{whose}.{level}"
+                # Not of this class: another one may have the same texts.
+                shares = self._streams.of("texts", text).random(part.variants)
+                lengths = self.values("prefix tokens", shares, part.tokens, least=0).tolist()
+                chosen = self._variants(part, f"prefix {place}.{level}", num)
                 for prefix, variant in zip(found, chosen.tolist(), strict=True):
                     if lengths[variant]:
-                        content = f"{self.name}:{concern}:{variant + 1}"
-                        prefix.append((content, int(lengths[variant])))
+                        prefix.append((f"{text}:{variant + 1}", int(lengths[variant])))
         return found
 
     def _variants(self, part: Prefix, concern: str, num: int) -> IntArray:
@@ -223,8 +221,7 @@ def _sessions(
     workload: Workload, classes: list[_Class], streams: _Streams
 ) -> tuple[Floats, IntArray, IntArray]:
     """Answer when each session starts, its class and its number of turns."""
-    arrivals, process = streams.of("arrivals"), workload.arrivals
-    starts: Floats | None = None
+    process = workload.arrivals
     if workload.duration is not None:
         if not isinstance(process, AllAtOnce) and (
             process.expected(workload.duration) > MAX_REQUESTS
@@ -233,29 +230,50 @@ def _sessions(
                 f"{process.expected(workload.duration):,.0f} sessions are expected in "
                 f"{workload.duration:g} s: expected at most {MAX_REQUESTS:,}"
             )
-        starts = process.until(arrivals, workload.duration)
+        starts = process.until(streams.of("arrivals"), workload.duration)
         if not len(starts):
             raise TraceError(
                 f"no session starts in {workload.duration:g} s: expected a longer duration, "
                 "a higher rate, or num_requests"
             )
-    num = workload.num_requests if starts is None else len(starts)
-    assert num is not None, "checked by the specification"
-    weights = np.array([each.weight for each in workload.classes])
-    chosen = ranks(streams.of("classes").random(num), weights)
-    turns = np.ones(num, dtype=np.int64)
+    else:
+        assert workload.num_requests is not None, "checked by the specification"
+        starts = process.first(streams.of("arrivals"), workload.num_requests)
+    chosen = _chosen(workload, starts, streams.of("classes").random(len(starts)))
+    turns = np.ones(len(starts), dtype=np.int64)
     for place, each in enumerate(classes):
         own = np.flatnonzero(chosen == place)
         turns[own] = each.values("turns", each.shares("turns", len(own)), each.table.turns)
-    if starts is None:
-        assert workload.num_requests is not None
+    if workload.num_requests is not None:
         ends = np.cumsum(turns)
         num = int(np.searchsorted(ends, workload.num_requests)) + 1
         chosen, turns = chosen[:num], turns[:num]
         turns[-1] -= ends[num - 1] - workload.num_requests
-        starts = process.first(arrivals, num)
+        # Drawn again: as many as there are, which `Vllm` spreads over the time of so many.
+        starts = process.first(streams.of("arrivals"), num)
     _refuse_too_much(starts, turns)
     return starts, chosen, turns
+
+
+def _chosen(workload: Workload, starts: Floats, shares: Floats) -> IntArray:
+    """Answer the class of each session: of those that there are at its start, by their weights."""
+    classes = workload.classes
+    edges = sorted({each.start for each in classes} | {each.end or 0.0 for each in classes} | {0.0})
+    chosen = np.zeros(len(starts), dtype=np.int64)
+    pieces = np.searchsorted(np.array(edges), starts, side="right") - 1
+    for piece in np.unique(pieces).tolist():
+        time = edges[piece]
+        weights = [
+            each.weight if each.start <= time < (each.end or math.inf) else 0.0 for each in classes
+        ]
+        if not any(weights):
+            raise TraceError(
+                f"no class has weight from {time:g} s on, when a session starts: expected one "
+                "whose start and end include it"
+            )
+        inside = pieces == piece
+        chosen[inside] = ranks(shares[inside], np.array(weights))
+    return chosen
 
 
 def _refuse_too_much(starts: Floats, turns: IntArray) -> None:
@@ -286,7 +304,8 @@ def _sessions_of(each: _Class, starts: Floats, turns: IntArray) -> list[_Session
     inputs = np.empty(total)
     inputs[is_first] = each.values("input_len", shares[is_first], table.input_len)
     inputs[~is_first] = each.values("turn_len", shares[~is_first], turn_len)
-    outputs = each.values("output_len", each.shares("output_len", total), table.output_len)
+    bent = correlated(shares, each.shares("output_len", total), table.correlation)
+    outputs = each.values("output_len", bent, table.output_len)
     thinks = each.seconds("think_time", each.shares("think_time", total), table.think_time)
     thinks[is_first] = 0
     waited = np.cumsum(thinks)

@@ -34,6 +34,8 @@ _TOML = {
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
+Name = Annotated[str, Meta(min_length=1, max_length=80)]
+
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file."""
@@ -49,6 +51,7 @@ class Prefix(_Table, frozen=True, kw_only=True):
         equal: each variant as often as the others, in random order, as vLLM's prefix_repetition
             (``benchmarks/datasets``, vLLM 0.33.0), instead of as often as chance has it.
         depth: that many in a row: a tree, in which each node has *variants* children.
+        name: classes that use one name share the texts; without one, they are the class's own.
     """
 
     tokens: AnyDistribution
@@ -56,6 +59,7 @@ class Prefix(_Table, frozen=True, kw_only=True):
     zipf: Annotated[float, Meta(ge=0, le=100)] = 0.0
     equal: bool = False
     depth: Annotated[int, Meta(ge=1, le=64)] = 1
+    name: Name | None = None
 
     def __post_init__(self) -> None:
         """Refuse two popularities."""
@@ -90,17 +94,33 @@ class RequestClass(_Table, frozen=True, kw_only=True):
         turn_len: new tokens of a later turn; without it, as *input_len*.
         think_time: seconds from the end of a turn to the next one.
         perturbation: what breaks the common prefix.
+        correlation: of the ranks of input_len (or turn_len) and output_len, by a normal copula.
+        start: seconds, from which sessions are of this class.
+        end: seconds, before which they are.
     """
 
     input_len: AnyDistribution
     output_len: AnyDistribution
-    name: Annotated[str, Meta(min_length=1, max_length=80)] | None = None
+    name: Name | None = None
     weight: NonNegative = 1.0
     prefix: list[Prefix] = []
     turns: AnyDistribution = 1
     turn_len: AnyDistribution | None = None
     think_time: AnyDistribution = 0
     perturbation: Perturbation | None = None
+    correlation: Annotated[float, Meta(ge=-1, le=1)] = 0.0
+    start: NonNegative = 0.0
+    end: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a time that never is."""
+        if self.end is not None and self.start >= self.end:
+            raise ValueError(f"start {self.start:g} is not before end {self.end:g}")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are times without it."""
+        return self.start > 0 or self.end is not None
 
 
 class Workload(_Table, frozen=True, kw_only=True):
@@ -127,6 +147,8 @@ class Workload(_Table, frozen=True, kw_only=True):
             raise ValueError(f"arrivals of kind {kind} need num_requests instead of duration")
         if not any(each.weight for each in self.classes):
             raise ValueError("the weights of all classes are 0; expected one above 0")
+        if isinstance(self.arrivals, Vllm) and any(each.is_timed for each in self.classes):
+            raise ValueError("arrivals of kind vllm know no start and end of classes")
         names = [self.name_of(place) for place in range(len(self.classes))]
         for name in names:
             if names.count(name) > 1:
