@@ -224,8 +224,8 @@ def draw(
     if not isinstance(distribution, Distribution):
         distribution = Fixed(value=distribution)
     values = distribution.quantile(shares, whole=whole, folder=folder)
-    low, high = distribution.min, distribution.max
-    found = np.clip(values, max(least, low or 0), MAX_VALUE if high is None else high)
+    high = MAX_VALUE if distribution.max is None else distribution.max
+    found = np.maximum(np.clip(values, distribution.min or 0.0, high), least)
     moved = int(np.count_nonzero(found != values))
     return (np.rint(found) if whole else found), moved
 

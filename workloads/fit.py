@@ -15,6 +15,7 @@ import numpy as np
 from workloads.arrivals import mean_rate
 from workloads.distributions import (
     AnyDistribution,
+    Exponential,
     Floats,
     Geometric,
     Lognormal,
@@ -34,7 +35,10 @@ MAX_STEPS, PER_STEP = 120, 300
 """Most steps of a rate that varies, and sessions in one of them on average at least."""
 
 GOOD_KS = 0.02
-"""A named distribution is taken if its distance is at most this."""
+"""A named distribution is taken if its distance is at most this beyond what chance makes."""
+
+CHANCE = 4
+"""Standard deviations beyond which a difference is none of chance."""
 
 _LEVELS = (
     *(0, 0.005, 0.01, 0.025),
@@ -87,6 +91,7 @@ def fit(trace: Trace) -> Workload:
                 correlation=_rank_correlation(new[inside], trace.num_output_tokens[inside]),
                 turns=_counts(turns) if len(thinks) else 1,
                 think_time=_times(thinks) if len(thinks) else 0,
+                stratified=True,
                 start=start,
                 end=end,
             )
@@ -227,12 +232,12 @@ def _arrivals(starts: Floats) -> AnyProcess:
     if steps > 1:
         counts, _ = np.histogram(starts, steps, (0, span))
         # Of a steady process the variance is what burstiness makes of the mean.
-        if counts.var() > 2 * counts.mean() / process.burstiness:
+        if _beyond_chance(counts.var(ddof=1) / counts.mean() * process.burstiness, steps):
             rates = [_short(float(count) * steps / span) for count in counts]
             step = span / steps
             profile = Profile(rates=rates, step=step)
             expected = np.array([profile.expected(start) for start in starts.tolist()])
-            return Profile(rates=rates, step=step, burstiness=_burstiness(expected))
+            return Profile(rates=rates, step=step, burstiness=_burstiness(expected), exact=True)
     return process
 
 
@@ -261,17 +266,24 @@ def _windows(
 
 def _varies(values: Floats, groups: IntArray) -> bool:
     """Answer whether the means of *groups* differ by more than chance."""
+    if values.min() == values.max():
+        return False
     sizes = np.bincount(groups)
     means = np.bincount(groups, values)[sizes > 0] / sizes[sizes > 0]
-    return bool(means.var() > 3 * (values.var() / sizes[sizes > 0]).mean())
+    ratio = means.var(ddof=1) / (values.var() / sizes[sizes > 0]).mean()
+    return _beyond_chance(ratio, len(means))
+
+
+def _beyond_chance(ratio: float, num: int) -> bool:
+    """Answer whether a variance of *num* values is more than chance makes of what is expected."""
+    return bool(ratio > 1 + CHANCE * (2 / (num - 1)) ** 0.5)
 
 
 def _rank_correlation(one: Floats, other: IntArray) -> float:
     """Answer Spearman's correlation, of equals in the order of the trace."""
-    if len(one) < 100:
-        return 0.0
     ranks = [np.argsort(np.argsort(each, kind="stable")) for each in (one, other)]
-    return round(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), 3)
+    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    return round(found, 3) if abs(found) * len(one) ** 0.5 > CHANCE else 0.0
 
 
 def _lengths(values: Floats) -> AnyDistribution:
@@ -284,10 +296,17 @@ def _lengths(values: Floats) -> AnyDistribution:
 def _times(values: Floats) -> AnyDistribution:
     if values.min() == values.max():
         return _short(float(values[0]))
-    return _close_enough(values, _lognormal(values), whole=False) or _quantiles(values, digits=3)
+    exponential = Exponential(mean=_short(float(values.mean())), max=_short(float(values.max())))
+    return (
+        _close_enough(values, exponential, whole=False)
+        or _close_enough(values, _lognormal(values), whole=False)
+        or _quantiles(values, digits=3)
+    )
 
 
 def _counts(values: IntArray) -> AnyDistribution:
+    if values.min() == values.max():
+        return float(values[0])
     geometric = Geometric(mean=_short(float(values.mean())), max=float(values.max()))
     numbers = values.astype(np.float64)
     return _close_enough(numbers, geometric, whole=True) or _quantiles(numbers, digits=0)
@@ -306,14 +325,15 @@ def _lognormal(values: Floats) -> Lognormal | None:
 
 
 def _close_enough(
-    values: Floats, found: Lognormal | Geometric | None, *, whole: bool
+    values: Floats, found: Lognormal | Geometric | Exponential | None, *, whole: bool
 ) -> AnyDistribution | None:
     """Answer *found* if it is near to *values*."""
     if found is None:
         return None
     shares = (np.arange(10_000) + 0.5) / 10_000
     drawn, _ = draw(found, shares, least=0, whole=whole, folder=Path())
-    return found if ks_distance(values, drawn) <= GOOD_KS else None
+    chance = 1.22 / len(values) ** 0.5  # exceeded by one in ten samples of *found* itself
+    return found if ks_distance(values, drawn) <= GOOD_KS + chance else None
 
 
 def _quantiles(values: Floats, digits: int) -> Quantiles:

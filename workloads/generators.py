@@ -60,7 +60,10 @@ class _Class:
 
     def shares(self, concern: str, num: int) -> Floats:
         """Answer *num* uniform draws for *concern*."""
-        return self._streams.of(self.name, concern).random(num)
+        random = self._streams.of(self.name, concern)
+        if self.table.stratified:
+            return (random.permutation(num) + random.random(num)) / max(num, 1)
+        return random.random(num)
 
     def values(
         self, concern: str, shares: Floats, distribution: AnyDistribution, least: float = 1

@@ -151,13 +151,18 @@ class Ramp(_Bursty, frozen=True):
         return found + np.maximum(counts - end, 0) / self.end_rate
 
 
-class Profile(_Bursty, frozen=True):
-    """Each of *rates* for *step* seconds, over and over."""
+class Profile(_Bursty, frozen=True, kw_only=True):
+    """Each of *rates* for *step* seconds, over and over.
+
+    *exact*: gaps are stretched step by step until each step has as many as expected, as `Vllm`
+    does with the whole; in the first round.
+    """
 
     rates: Annotated[
         list[Annotated[float, Meta(ge=0, le=1e6)]], Meta(min_length=1, max_length=100_000)
     ]
     step: Seconds
+    exact: bool = False
 
     def __post_init__(self) -> None:
         """Refuse rates that are all 0."""
@@ -171,6 +176,23 @@ class Profile(_Bursty, frozen=True):
     def seconds(self, counts: Floats) -> Floats:
         """Answer lines."""
         return _seconds(self.rates, self.step, counts)
+
+    def first(self, random: np.random.Generator, num: int) -> Floats:
+        """Answer when the first *num* start."""
+        counts = np.cumsum(self.gaps(random, num))
+        if self.exact:
+            expected = _steps(self.rates, self.step)
+            last = np.minimum(np.rint(expected).astype(np.int64), num)  # of each step
+            drawn = np.append(0.0, counts)[last]
+            beyond = np.maximum(counts - drawn[-1], 0)
+            counts = np.interp(counts, drawn, np.minimum(expected, num)) + beyond
+        return self.seconds(counts)
+
+    def until(self, random: np.random.Generator, seconds: float) -> Floats:
+        """Answer when those start that do so before *seconds*."""
+        if not self.exact:
+            return super().until(random, seconds)
+        return self.first(random, round(self.expected(seconds)))
 
 
 class Diurnal(_Bursty, frozen=True):

@@ -95,6 +95,8 @@ class RequestClass(_Table, frozen=True, kw_only=True):
         think_time: seconds from the end of a turn to the next one.
         perturbation: what breaks the common prefix.
         correlation: of the ranks of input_len (or turn_len) and output_len, by a normal copula.
+        stratified: draws are spread evenly over the distribution, in random order, so that totals
+            hardly depend on the seed; more requests are then not the same ones and others.
         start: seconds, from which sessions are of this class.
         end: seconds, before which they are.
     """
@@ -109,6 +111,7 @@ class RequestClass(_Table, frozen=True, kw_only=True):
     think_time: AnyDistribution = 0
     perturbation: Perturbation | None = None
     correlation: Annotated[float, Meta(ge=-1, le=1)] = 0.0
+    stratified: bool = False
     start: NonNegative = 0.0
     end: Seconds | None = None
 

@@ -46,7 +46,8 @@ ROWS_ONLY = {
     "plots": set[str](),
 }
 COMMANDS = {
-    f"sim/commands/{name}.py" for name in ("capacity", "common", "run", "compare", "tables")
+    f"sim/commands/{name}.py"
+    for name in ("capacity", "common", "run", "compare", "tables", "trace")
 }
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
@@ -187,6 +188,7 @@ def _imported(*arguments: str) -> set[str]:
         ["run", "--help"],
         ["tables", "--help"],
         ["tables", "show", "--help"],
+        ["trace", "fit", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:
