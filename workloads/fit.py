@@ -31,7 +31,7 @@ from workloads.spec import Prefix, RequestClass, Workload
 MAX_WINDOWS, PER_WINDOW = 12, 1000
 """Most pieces of time with lengths of their own, and sessions in one of them at least."""
 
-MAX_STEPS, PER_STEP = 120, 300
+MAX_STEPS, PER_STEP = 400, 50
 """Most steps of a rate that varies, and sessions in one of them on average at least."""
 
 GOOD_KS = 0.02
@@ -88,7 +88,9 @@ def fit(trace: Trace) -> Workload:
                 input_len=_lengths(new[inside & is_first]),
                 turn_len=_lengths(new[later]) if has_turns else None,
                 output_len=_lengths(trace.num_output_tokens[inside].astype(np.float64)),
-                correlation=_rank_correlation(new[inside], trace.num_output_tokens[inside]),
+                correlation=_rank_correlation(
+                    new[inside], trace.num_output_tokens[inside], is_first[inside]
+                ),
                 turns=_counts(turns) if len(thinks) else 1,
                 think_time=_times(thinks) if len(thinks) else 0,
                 stratified=True,
@@ -279,11 +281,21 @@ def _beyond_chance(ratio: float, num: int) -> bool:
     return bool(ratio > 1 + CHANCE * (2 / (num - 1)) ** 0.5)
 
 
-def _rank_correlation(one: Floats, other: IntArray) -> float:
-    """Answer Spearman's correlation, of equals in the order of the trace."""
-    ranks = [np.argsort(np.argsort(each, kind="stable")) for each in (one, other)]
-    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    return round(found, 3) if abs(found) * len(one) ** 0.5 > CHANCE else 0.0
+def _rank_correlation(new: Floats, outputs: IntArray, is_first: Any) -> float:
+    """Answer Spearman's correlation, of equals in the order of the trace; 0 if it may be chance.
+
+    Later turns have another distribution than first ones: they are ranked among themselves.
+    """
+    ranks = np.empty(len(new))
+    for group in (is_first, ~is_first):
+        ranks[group] = _ranks(new[group]) / max(int(group.sum()), 1)
+    found = float(np.corrcoef(ranks, _ranks(outputs))[0, 1]) if len(new) > 1 else 0.0
+    return round(found, 3) if abs(found) * len(new) ** 0.5 > CHANCE else 0.0
+
+
+def _ranks(values: Any) -> IntArray:
+    found: IntArray = np.argsort(np.argsort(values, kind="stable"))
+    return found
 
 
 def _lengths(values: Floats) -> AnyDistribution:

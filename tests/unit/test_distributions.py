@@ -70,7 +70,7 @@ CLOSED_FORMS = [
     ("distribution", "whole", "mean", "variance"), CLOSED_FORMS, ids=lambda x: str(x)[:30]
 )
 def test_mean_and_variance(
-    distribution: Distribution, whole: bool, mean: float, variance: float
+    distribution: AnyDistribution, whole: bool, mean: float, variance: float
 ) -> None:
     values = _drawn(distribution, whole=whole)
     assert abs(values.mean() - mean) <= 4 * math.sqrt(variance / NUM) + 1e-9
@@ -112,7 +112,7 @@ def test_bounds_hold_and_say_how_many_they_moved(
     st.booleans(),
 )
 def test_more_of_the_distribution_is_a_larger_value(
-    share: float, distribution: Distribution, whole: bool
+    share: float, distribution: AnyDistribution, whole: bool
 ) -> None:
     shares = np.array(sorted([share, 0.0, 0.3, 1 - 2**-53]))
     values, _ = draw(distribution, shares, least=0, whole=whole, folder=HERE)
@@ -125,7 +125,7 @@ def test_the_rank_correlation_is_the_one_asked_for(correlation: float) -> None:
     one, other = np.random.default_rng(3).random((2, 20_000))
     bent = correlated(one, other, correlation)
     ranks = [np.argsort(np.argsort(each)) for each in (one, bent)]
-    assert np.corrcoef(*ranks)[0, 1] == pytest.approx(correlation, abs=4 / 20_000**0.5)
+    assert np.corrcoef(ranks[0], ranks[1])[0, 1] == pytest.approx(correlation, abs=4 / 20_000**0.5)
     # It is still uniform: its distance to the line is one that 1 of 1,000 samples exceeds.
     steps = np.arange(1, 20_001) / 20_000
     assert np.abs(np.sort(bent) - steps).max() < 1.95 / 20_000**0.5
