@@ -25,7 +25,7 @@ from workloads.distributions import (
 from workloads.errors import TraceError
 from workloads.processes import AllAtOnce, AnyProcess, Gamma, Profile
 from workloads.record import PS_PER_S, IntArray, Trace
-from workloads.sharing import deepest_shared, inferred_turns, prefix_hits
+from workloads.sharing import common_tokens, deepest_shared, inferred_turns, prefix_hits
 from workloads.spec import Prefix, RequestClass, Workload
 
 MAX_WINDOWS, PER_WINDOW = 12, 1000
@@ -183,7 +183,7 @@ def _prefix(trace: Trace, first: IntArray) -> tuple[list[Prefix], IntArray]:
     nodes, lengths = nodes[roots], ends[roots]
     if lengths.sum() < 0.01 * trace.num_prompt_tokens[roots].sum():
         return [], np.zeros(len(trace), dtype=np.int64)
-    common = int(lengths.min())
+    common = common_tokens(trace, roots)
     found = [Prefix(name="common", tokens=common)] if common else []
     if (lengths > common).any():
         _, place, counts = np.unique(nodes, return_index=True, return_counts=True)

@@ -46,6 +46,17 @@ def deepest_shared(trace: Trace, sessions: IntArray) -> tuple[IntArray, IntArray
     return last, last_end
 
 
+def common_tokens(trace: Trace, requests: IntArray) -> int:
+    """Answer the leading prompt tokens that all *requests* (their rows) have."""
+    rows = _rows(trace)
+    nodes, ends = rows[int(requests[0])]
+    level = len(nodes)
+    for row in requests.tolist():
+        other = rows[row][0]
+        level = next((i for i in range(level) if other[i : i + 1] != nodes[i : i + 1]), level)
+    return ends[level - 1] if level else 0
+
+
 def inferred_turns(trace: Trace) -> IntArray:
     """Answer int64 [num_requests]: the request that each one seems to continue, or -1.
 

@@ -26,14 +26,11 @@ def _again(trace: Trace, folder: Path) -> Trace:
 
 
 def _same(one: Trace, other: Trace) -> bool:
-    return all(
-        getattr(one, name).tolist() == getattr(other, name).tolist() for name in COLUMNS
-    ) and all(
-        of(one) == of(other)
-        for of in (
-            lambda trace: prefix_hits(trace).tolist(),
-            lambda trace: trace.think_ps[trace.previous_turn >= 0].tolist(),
-        )
+    thinks = [t.think_ps[t.previous_turn >= 0].tolist() for t in (one, other)]
+    return (
+        all(getattr(one, name).tolist() == getattr(other, name).tolist() for name in COLUMNS)
+        and prefix_hits(one).tolist() == prefix_hits(other).tolist()
+        and thinks[0] == thinks[1]
     )
 
 
