@@ -28,10 +28,10 @@ from workloads.record import PS_PER_S, IntArray, Trace
 from workloads.sharing import common_tokens, deepest_shared, inferred_turns, prefix_hits
 from workloads.spec import Prefix, RequestClass, Workload
 
-MAX_WINDOWS, PER_WINDOW = 12, 1000
+MAX_WINDOWS, PER_WINDOW = 48, 300
 """Most pieces of time with lengths of their own, and sessions in one of them at least."""
 
-MAX_STEPS, PER_STEP = 400, 50
+MAX_STEPS, PER_STEP = 120, 300
 """Most steps of a rate that varies, and sessions in one of them on average at least."""
 
 GOOD_KS = 0.02
