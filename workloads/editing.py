@@ -17,11 +17,11 @@ from workloads.record import (
 )
 
 
-def session_rows(trace: Trace) -> IntArray:
+def first_turns(previous_turn: IntArray) -> IntArray:
     """Answer the row of the first turn of the session that each request belongs to."""
-    first = np.arange(len(trace), dtype=np.int64)
-    for row in np.flatnonzero(trace.previous_turn >= 0).tolist():
-        first[row] = first[trace.previous_turn[row]]  # which comes before it
+    first = np.arange(len(previous_turn), dtype=np.int64)
+    for row in np.flatnonzero(previous_turn >= 0).tolist():
+        first[row] = first[previous_turn[row]]  # which comes before it
     return first
 
 
@@ -33,7 +33,7 @@ def records_of(trace: Trace) -> Iterator[RequestRecord]:
     }
     offsets, ends = trace.segment_offsets.tolist(), trace.segment_ends.tolist()
     nodes = trace.segment_nodes.tolist()
-    first = session_rows(trace)
+    first = first_turns(trace.previous_turn)
     has_turns = np.bincount(first, minlength=len(trace)) > 1
     columns = zip(
         trace.request_ids,
@@ -116,7 +116,7 @@ def sample(
     Raises:
         TraceError: nothing is left, or the rate cannot be had.
     """
-    first = session_rows(trace)
+    first = first_turns(trace.previous_turn)
     starts = trace.arrival_ps[first]
     kept = starts >= round(start * PS_PER_S)
     if end is not None:

@@ -20,11 +20,13 @@ from workloads.distributions import (
     Geometric,
     Lognormal,
     Quantiles,
+    correlated,
     draw,
 )
+from workloads.editing import first_turns
 from workloads.errors import TraceError
 from workloads.processes import AllAtOnce, AnyProcess, Gamma, Profile
-from workloads.record import PS_PER_S, IntArray, Trace
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, IntArray, Trace
 from workloads.sharing import common_tokens, deepest_shared, inferred_turns, prefix_hits
 from workloads.spec import Prefix, RequestClass, Workload
 
@@ -66,7 +68,7 @@ def fit(trace: Trace) -> Workload:
     previous = trace.previous_turn
     if not (previous >= 0).any():
         previous = inferred_turns(trace)
-    first = _roots(previous)
+    first = first_turns(previous)
     is_first = previous < 0
     starts = trace.arrival_ps[is_first] / PS_PER_S
     prefix, num_common = _prefix(trace, first)
@@ -74,11 +76,20 @@ def fit(trace: Trace) -> Workload:
     turns = np.bincount(first, minlength=len(trace))[is_first]
     gaps = trace.arrival_ps - trace.arrival_ps[np.maximum(previous, 0)]
     thinks = (trace.think_ps if trace.think_ps.any() else gaps)[~is_first] / PS_PER_S
+    outputs = trace.num_output_tokens.astype(np.float64)
+    session_ps = trace.arrival_ps[first]
+    windows = [
+        (
+            start,
+            end,
+            (session_ps >= start * PS_PER_S) & (session_ps < (end or MAX_ARRIVAL_S) * PS_PER_S),
+        )
+        for start, end in _windows(trace, starts, is_first, new)
+    ]
+    groups = [inside & turn for _, _, inside in windows for turn in (is_first, ~is_first)]
+    correlation = _correlation([(new[group], outputs[group]) for group in groups])
     classes = []
-    for start, end in _windows(trace, starts, is_first, new):
-        inside = trace.arrival_ps[first] >= start * PS_PER_S
-        if end is not None:
-            inside &= trace.arrival_ps[first] < end * PS_PER_S
+    for start, end, inside in windows:
         later = inside & ~is_first
         has_turns = bool(later.any())
         classes.append(
@@ -87,10 +98,8 @@ def fit(trace: Trace) -> Workload:
                 prefix=prefix,
                 input_len=_lengths(new[inside & is_first]),
                 turn_len=_lengths(new[later]) if has_turns else None,
-                output_len=_lengths(trace.num_output_tokens[inside].astype(np.float64)),
-                correlation=_rank_correlation(
-                    new[inside], trace.num_output_tokens[inside], is_first[inside]
-                ),
+                output_len=_lengths(outputs[inside]),
+                correlation=correlation,
                 turns=_counts(turns) if len(thinks) else 1,
                 think_time=_times(thinks) if len(thinks) else 0,
                 stratified=True,
@@ -163,13 +172,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, float) and value == int(value):
         return str(int(value))
     return json.dumps(value)
-
-
-def _roots(previous: IntArray) -> IntArray:
-    first = np.arange(len(previous), dtype=np.int64)
-    for row in np.flatnonzero(previous >= 0).tolist():
-        first[row] = first[previous[row]]
-    return first
 
 
 def _prefix(trace: Trace, first: IntArray) -> tuple[list[Prefix], IntArray]:
@@ -281,21 +283,38 @@ def _beyond_chance(ratio: float, num: int) -> bool:
     return bool(ratio > 1 + CHANCE * (2 / (num - 1)) ** 0.5)
 
 
-def _rank_correlation(new: Floats, outputs: IntArray, is_first: Any) -> float:
-    """Answer Spearman's correlation, of equals in the order of the trace; 0 if it may be chance.
+def _correlation(groups: list[tuple[Floats, Floats]]) -> float:
+    """Answer the rank correlation of prompt and output that imitates the linear one of *groups*.
 
-    Later turns have another distribution than first ones: they are ranked among themselves.
+    The linear one decides how much memory is held for how long: their mean product. It is that
+    inside groups, together; 0 if it may be chance.
     """
-    ranks = np.empty(len(new))
-    for group in (is_first, ~is_first):
-        ranks[group] = _ranks(new[group]) / max(int(group.sum()), 1)
-    found = float(np.corrcoef(ranks, _ranks(outputs))[0, 1]) if len(new) > 1 else 0.0
-    return round(found, 3) if abs(found) * len(new) ** 0.5 > CHANCE else 0.0
+    groups = [(new, outputs) for new, outputs in groups if len(new) and new.std() and outputs.std()]
+    num = sum(len(new) for new, _ in groups)
+    wanted = _linear(groups)
+    if abs(wanted) * num**0.5 <= CHANCE:
+        return 0.0
+    random = np.random.default_rng(0)
+    shares = [random.random((2, len(new))) for new, _ in groups]
+    low, high = -0.95, 0.95
+    for _ in range(12):
+        middle = (low + high) / 2
+        drawn = [
+            (np.quantile(new, one), np.quantile(outputs, correlated(one, other, middle)))
+            for (new, outputs), (one, other) in zip(groups, shares, strict=True)
+        ]
+        low, high = (middle, high) if _linear(drawn) < wanted else (low, middle)
+    return round((low + high) / 2, 3)
 
 
-def _ranks(values: Any) -> IntArray:
-    found: IntArray = np.argsort(np.argsort(values, kind="stable"))
-    return found
+def _linear(groups: list[tuple[Floats, Floats]]) -> float:
+    """Answer the mean correlation inside *groups*, by their sizes."""
+    products = [
+        float((((one - one.mean()) / one.std()) * ((other - other.mean()) / other.std())).sum())
+        for one, other in groups
+        if one.std() > 0 and other.std() > 0
+    ]
+    return sum(products) / max(sum(len(one) for one, _ in groups), 1)
 
 
 def _lengths(values: Floats) -> AnyDistribution:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import traces
 from workloads.arrivals import mean_rate
-from workloads.editing import native_lines, sample, session_rows
+from workloads.editing import first_turns, native_lines, sample
 from workloads.errors import TraceError
 from workloads.readers import read_trace
 from workloads.record import PS_PER_S, Trace
@@ -56,7 +56,7 @@ def test_any_trace_survives_a_conversion(
 @given(traces(sessions=True), st.integers(0, 20), st.integers(1, 50), st.integers(1, 4))
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_sessions_stay_whole(trace: Trace, first_ms: int, span_ms: int, every: int) -> None:
-    whole = dict(zip(trace.request_ids, session_rows(trace).tolist(), strict=True))
+    whole = dict(zip(trace.request_ids, first_turns(trace.previous_turn).tolist(), strict=True))
     firsts = trace.arrival_ps / PS_PER_S
     start, end = first_ms / 1000, (first_ms + span_ms) / 1000
     roots = [row for row in sorted(set(whole.values())) if start <= firsts[row] < end][::every]

@@ -62,7 +62,7 @@ def test_a_fit_finds_what_the_trace_was_made_of(chat: Trace) -> None:
     assert each.turns.mean == pytest.approx(3, rel=0.05)
     assert isinstance(each.think_time, Exponential)
     assert each.think_time.mean == pytest.approx(20, rel=0.1)
-    assert each.correlation == pytest.approx(0.4, abs=0.05)
+    assert each.correlation == pytest.approx(0.4, abs=0.1)
     first, second = each.prefix
     assert (first.tokens, second.tokens, second.variants) == (400, 100, 8)
     assert second.zipf == pytest.approx(1, abs=0.15)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.editing import native_lines, session_rows
+from workloads.editing import first_turns, native_lines
 from workloads.errors import TraceError
 from workloads.generators import generate, make_records
 from workloads.readers import read_trace
@@ -123,7 +123,7 @@ def test_a_turn_repeats_all_that_was_said(tmp_path: Path) -> None:
     assert hits[later].tolist() == said.tolist()
     gaps = trace.arrival_ps[later] - trace.arrival_ps[previous[later]]
     assert gaps == pytest.approx(trace.think_ps[later], abs=2)
-    assert np.bincount(session_rows(trace)).max() == 5
+    assert np.bincount(first_turns(trace.previous_turn)).max() == 5
 
 
 @given(num=st.integers(1, 400), seed=st.integers(0, 2**63 - 1), turns=st.integers(1, 30))
