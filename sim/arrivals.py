@@ -1,4 +1,4 @@
-"""What arrives in a run: the trace that its configuration names, at the rate that it asks for."""
+"""What arrives in a run: the trace or specification that it names, at the rate that it asks for."""
 
 import dataclasses
 from pathlib import Path
@@ -9,6 +9,7 @@ from workloads.errors import plain
 from workloads.readers import read_trace
 from workloads.record import Trace
 from workloads.samples import CONVERSATION
+from workloads.sources import read_workload
 
 
 def recorded(load: LoadConfig, path: str | Path | None = None) -> Trace:
@@ -20,7 +21,7 @@ def recorded(load: LoadConfig, path: str | Path | None = None) -> Trace:
     if load.trace is None:
         # Its name without the place of installation: results do not depend on that.
         return dataclasses.replace(read_trace(CONVERSATION), name=CONVERSATION.name)
-    trace = read_trace(load.trace if path is None else path, load.trace_format)
+    trace = read_workload(load.trace if path is None else path, load.trace_format, seed=load.seed)
     return trace if path is None else dataclasses.replace(trace, name=plain(load.trace))
 
 

@@ -27,7 +27,11 @@ class LoadConfig(_Concern, frozen=True):
     """What arrives."""
 
     trace: Annotated[
-        str | None, Meta(description="Trace file to replay [default: a small shipped workload].")
+        str | None,
+        Meta(
+            description="Trace file to replay, or a specification (.toml) of one to generate "
+            "[default: a small shipped workload]."
+        ),
     ] = None
     trace_format: Annotated[
         str | None, Meta(description="Format of the trace [default: detected from its content].")
@@ -37,6 +41,19 @@ class LoadConfig(_Concern, frozen=True):
         Meta(
             description="Requests a second on average: the gaps between the trace's arrivals are "
             "all multiplied by one factor; inf is all at once [default: as recorded]."
+        ),
+    ] = None
+    closed_loop: Annotated[
+        bool,
+        Meta(
+            description="The next turn of a session arrives its think time after the turn before "
+            "has ended, not at its recorded time (kvsim only)."
+        ),
+    ] = False
+    max_concurrency: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Most requests under way; others are sent as those end [default: no limit]."
         ),
     ] = None
     goodput: Annotated[
@@ -51,7 +68,8 @@ class LoadConfig(_Concern, frozen=True):
         Meta(
             ge=0,
             le=2**63 - 1,
-            description="Recorded in the manifest; replaying a trace draws nothing.",
+            description="Of the requests that a specification (--trace FILE.toml) generates; "
+            "replaying a trace draws nothing.",
         ),
     ] = 0
 

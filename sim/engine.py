@@ -17,17 +17,13 @@ from typing import Any
 import simpy
 
 from sim.allocators.base import Allocator
+from sim.clients import NEVER, Clients
 from sim.metrics import Recorder, StepTimes
-from sim.request import make_requests
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, UNLIMITED, StepTimeModel
-from workloads.record import Trace
 
 _Process = Generator[simpy.Event, Any, None]
-
-NEVER = 1 << 100
-"""Later than any time, in ticks."""
 
 
 class EngineStuckError(RuntimeError):
@@ -38,12 +34,11 @@ class Engine:
     """One GPU (or tensor-parallel group) that serves a trace from first arrival to last token.
 
     Args:
-        trace: what arrives.
+        clients: who send requests.
         scheduler: decides each step.
         allocator: the one that *scheduler* asks; read here for statistics only.
         step_time: prices each step.
         recorder: told of every step and every request that ends.
-        max_model_len: prompt and output together are cut to this many tokens.
         single_step: decide every step by itself, never a run of steps.
         save_names: tell the recorder who was in every step; implies *single_step*.
         on_scheduled: called with what each step decided, before it runs.
@@ -53,12 +48,11 @@ class Engine:
     def __init__(
         self,
         *,
-        trace: Trace,
+        clients: Clients,
         scheduler: Scheduler,
         allocator: Allocator,
         step_time: StepTimeModel,
         recorder: Recorder,
-        max_model_len: int,
         single_step: bool = False,
         save_names: bool = False,
         on_scheduled: Callable[[SchedulerOutput], None] | None = None,
@@ -72,9 +66,7 @@ class Engine:
         self._save_names = save_names
         self._on_scheduled = on_scheduled
         self._on_step = on_step
-        self._requests = make_requests(trace, max_model_len)
-        self._next_request = next(self._requests, None)
-        self._next_arrival = int(trace.arrival_ps[0]) * TICKS_PER_PS
+        self._clients = clients
         self._is_async = scheduler.is_async
         self._clock = 0  # when the next step starts
         self._call = 0  # when it is decided: then, or, asynchronously, when the one before starts
@@ -91,12 +83,13 @@ class Engine:
 
     def _serve(self, env: simpy.Environment) -> _Process:
         scheduler, recorder, allocator = self._scheduler, self._recorder, self._allocator
+        clients = self._clients
         max_steps = None if self._single_step else self._max_steps
         was_idle = True
-        while self._next_request is not None or scheduler.running or scheduler.waiting:
+        while clients.next_arrival < NEVER or scheduler.running or scheduler.waiting:
             if was_idle:
-                self._call = self._clock = max(self._clock, self._next_arrival)
-            if self._next_arrival <= self._call:
+                self._call = self._clock = max(self._clock, clients.next_arrival)
+            if clients.next_arrival <= self._call:
                 yield env.timeout(self._call - env.now)
                 self._take_arrivals()
                 if not scheduler.waiting and not scheduler.running:
@@ -107,18 +100,17 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         """Queue the requests that are due, those of this very instant included."""
-        request, due_ps = self._next_request, self._call // TICKS_PER_PS
-        while request is not None and request.arrival_ps <= due_ps:
-            reason = self._scheduler.add_request(request)
-            if reason is not None:
-                self._recorder.on_refused(request, reason)
-            request = next(self._requests, None)
-        self._next_request = request
-        self._next_arrival = NEVER if request is None else request.arrival_ps * TICKS_PER_PS
+        clients = self._clients
+        while clients.next_arrival <= self._call:  # who is refused may be followed by another
+            for request in clients.due(self._call):
+                reason = self._scheduler.add_request(request)
+                if reason is not None:
+                    self._recorder.on_refused(request, reason)
+                    clients.ended((request,), request.arrival_ps)
 
     def _step(self, max_steps: Callable[[int], int] | None) -> bool:
         """Run a step or a run of steps; answer whether the engine is idle after it."""
-        scheduler, recorder = self._scheduler, self._recorder
+        scheduler, recorder, clients = self._scheduler, self._recorder, self._clients
         output = scheduler.schedule(max_steps)
         stats = self._allocator.stats()
         num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
@@ -126,18 +118,22 @@ class Engine:
         if self._on_scheduled is not None:
             self._on_scheduled(output)
         times = self._times(output)
+        start = self._clock
         self._clock += times.total
         self._call = self._clock - times.last if self._is_async else self._clock
         finished = scheduler.update_from_output(output)
         recorder.on_step(
             self._clock, times, num_running, num_waiting, output, stats, scheduler.taken, finished
         )
+        if finished:
+            ended = start if self._is_async else self._clock
+            clients.ended(finished, ended // TICKS_PER_PS)
         if self._save_names:
             recorder.on_names(output, scheduled, finished, self._allocator.stats())
         if self._on_step is not None:
             self._on_step()
         if output.is_empty and not output.preempted and not finished:
-            if self._next_request is None:
+            if clients.next_arrival == NEVER:
                 raise EngineStuckError(
                     f"{len(scheduler.waiting)} requests wait and none can be admitted: "
                     f"{scheduler.waiting[0].request_id} is at the head"
@@ -157,11 +153,12 @@ class Engine:
         line = self._step_time.decode_line(num_decodes, context)
         if line.max_context < UNLIMITED:  # the next step on another line is another run
             num_steps = min(num_steps, (line.max_context - context) // num_decodes + 1)
-        if self._next_request is None or not scheduler.admits_arrivals:
+        next_arrival = self._clients.next_arrival
+        if next_arrival == NEVER or not scheduler.admits_arrivals:
             return num_steps
         first = line.fixed + line.per_context * context
         increment = line.per_context * num_decodes
-        left = self._next_arrival - self._clock
+        left = next_arrival - self._clock
         ahead = self._is_async  # what follows the run is decided when its last step starts
         if run_ticks(first, increment, num_steps - ahead) <= left:
             return num_steps

@@ -85,7 +85,7 @@ class _Capacity(_Command):
         "pipeline_parallel_size", "enable_expert_parallel", "max_model_len", "block_size",
         "kv_cache_dtype", "gpu_memory_utilization", "vllm_version", "kv_cache_memory_bytes",
         "num_gpu_blocks_override", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
-        "trace", "trace_format", "json",
+        "trace", "trace_format", "seed", "json",
     )  # fmt: skip
     helps = MappingProxyType(
         {
@@ -220,6 +220,46 @@ _PLOT: "list[click.Parameter]" = [
         help="Style of matplotlib: a name like dark_background, or a file. Colours of curves stay.",
     ),
 ]
+_SOURCE: "list[click.Parameter]" = [
+    click.Argument(["source"], required=False, metavar="TRACE"),
+    click.Option(["--trace-format"], metavar="STR", help="Its format [default: as recognised]."),
+    click.Option(["--seed"], metavar="INT", help="Of a specification (.toml) [default: 0]."),
+]
+_NATIVE = click.Option(_OUTPUT, metavar="FILE.jsonl", help="File to write, in our own format.")
+_TRACE: "dict[str, tuple[str, list[click.Parameter]]]" = {
+    "convert": (
+        "Write a trace, or the requests that a specification (.toml) describes, in our own format.",
+        [*_SOURCE, _NATIVE],
+    ),
+    "sample": (
+        "Write a part of a trace in our own format; sessions stay whole.",
+        [
+            *_SOURCE,
+            _NATIVE,
+            click.Option(
+                ["--start"], metavar="SECONDS", help="Leave out sessions that start before."
+            ),
+            click.Option(
+                ["--end"], metavar="SECONDS", help="Leave out sessions that start then or later."
+            ),
+            click.Option(["--every"], metavar="N", help="Keep one of N sessions [default: all]."),
+            click.Option(
+                ["--request-rate"],
+                metavar="FLOAT",
+                help="Requests a second on average of what is left: gaps are multiplied by one "
+                "factor [default: as recorded].",
+            ),
+        ],
+    ),
+    "fit": (
+        "Write a specification that imitates a trace: lengths, arrivals, sharing; print how well.",
+        [
+            *_SOURCE,
+            click.Option(_OUTPUT, metavar="FILE.toml", help="Specification to write."),
+        ],
+    ),
+}
+"""The commands of ``kvsim trace``, likewise."""
 
 
 def _command(
@@ -289,21 +329,35 @@ def _sweep() -> click.Command:
     return click.Command("sweep", callback=callback, help=doc, params=params)
 
 
-def _tables() -> click.Group:
-    def callback(name: str) -> "Callable[..., int]":
-        def call(**values: Any) -> int:
-            from sim.commands.tables import TABLE_COMMANDS  # noqa: PLC0415  # as above
+def _tables(name: str) -> "Callable[..., int]":
+    def call(**values: Any) -> int:
+        from sim.commands.tables import TABLE_COMMANDS  # noqa: PLC0415  # as above
 
-            return TABLE_COMMANDS[name](values)
+        return TABLE_COMMANDS[name](values)
 
-        return call
+    return call
 
+
+def _trace(name: str) -> "Callable[..., int]":
+    def call(**values: Any) -> int:
+        from sim.commands.trace import TRACE_COMMANDS  # noqa: PLC0415  # as above
+
+        return TRACE_COMMANDS[name](values)
+
+    return call
+
+
+def _subgroup(
+    name: str,
+    doc: str,
+    table: "dict[str, tuple[str, list[click.Parameter]]]",
+    callback: "Callable[[str], Callable[..., int]]",
+) -> click.Group:
     commands = [
         click.Command(name, callback=callback(name), help=doc, params=params)
-        for name, (doc, params) in _TABLES.items()
+        for name, (doc, params) in table.items()
     ]
-    doc = "List, show, import and check tables of measured kernel times."
-    return _Commands("tables", help=doc, commands=commands, no_args_is_help=False)
+    return _Commands(name, help=doc, commands=commands, no_args_is_help=False)
 
 
 def _plot() -> click.Command:
@@ -375,5 +429,8 @@ def _cli() -> click.Group:
     )
     group.add_command(_sweep())
     group.add_command(_plot())
-    group.add_command(_tables())
+    doc = "List, show, import and check tables of measured kernel times."
+    group.add_command(_subgroup("tables", doc, _TABLES, _tables))
+    doc = "Convert and sample traces, or imitate one."
+    group.add_command(_subgroup("trace", doc, _TRACE, _trace))
     return group

@@ -16,7 +16,7 @@ from sim.request import UNSET, Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS, Totals, add_up
-from workloads.record import PS_PER_S, Trace
+from workloads.record import PS_PER_S, IntArray, Trace
 
 MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
@@ -83,8 +83,10 @@ class Recorder:
         capacity: slots of the pool.
         save_steps: keep the names of the requests of every step; the engine single-steps.
         async_scheduling: a step comes with the tokens and the finished of the one before it.
+        arrival_ps: when each row of *trace* arrives, if not as recorded; it may fill up as it goes.
 
     Attributes:
+        arrival_ps: int64 [num_requests], when each row arrived.
         num_done: requests that have finished or were refused.
         num_steps: steps that have ended.
         refused: requests that could not be served, by row of the trace, and why.
@@ -101,7 +103,9 @@ class Recorder:
         *,
         save_steps: bool,
         async_scheduling: bool = False,
+        arrival_ps: IntArray | None = None,
     ) -> None:
+        self.arrival_ps = trace.arrival_ps if arrival_ps is None else arrival_ps
         self.capacity = capacity
         self.num_done = 0
         self.num_steps = 0

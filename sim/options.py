@@ -10,14 +10,14 @@ import msgspec
 
 from sim.allocators import ALLOCATORS
 from sim.config import CONCERNS, Reservation
-from workloads.formats import READERS
+from workloads.formats import READERS, SPEC_FORMAT
 
 RESERVING = {f"reserve-{name}": name for name in typing.get_args(Reservation)}
 """Names of the contiguous allocator that also say what it reserves."""
 
 _REGISTERED: dict[str, tuple[str, ...]] = {
     "allocator": (*ALLOCATORS, *RESERVING),
-    "trace_format": tuple(READERS),
+    "trace_format": (*READERS, SPEC_FORMAT),
 }
 """Settings whose values are names in a registry."""
 

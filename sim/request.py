@@ -158,3 +158,20 @@ def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
                 output_node,
                 shareable,
             )
+
+
+def make_request(trace: Trace, index: int, arrival_ps: int, max_model_len: int) -> Request:
+    """Answer the request in row *index* of *trace*, as `make_requests` does, at *arrival_ps*."""
+    segments = slice(trace.segment_offsets[index], trace.segment_offsets[index + 1])
+    num_prompt_tokens = int(trace.num_prompt_tokens[index])
+    return Request(
+        index,
+        trace.request_ids[index],
+        arrival_ps,
+        num_prompt_tokens,
+        min(int(trace.num_output_tokens[index]), max_model_len - num_prompt_tokens),
+        trace.segment_nodes[segments].tolist(),
+        trace.segment_ends[segments].tolist(),
+        int(trace.output_nodes[index]),
+        int(trace.num_shareable_tokens[index]),
+    )

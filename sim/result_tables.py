@@ -21,7 +21,7 @@ def request_table(recorder: Recorder) -> pa.Table:
     table: dict[str, Any] = {
         "request_id": arrow.strings(trace.request_ids),
         "refused": arrow.strings([refused.get(index) for index in range(len(trace))]),
-        "arrival_time": trace.arrival_ps / PS_PER_S,
+        "arrival_time": recorder.arrival_ps / PS_PER_S,
         "num_prompt_tokens": trace.num_prompt_tokens,
     }
     for name, values in recorder.request_columns().items():

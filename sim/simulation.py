@@ -10,6 +10,7 @@ import msgspec
 
 from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocator, HasBlockTables
+from sim.clients import make_clients
 from sim.config import RunConfig
 from sim.engine import Engine
 from sim.errors import ConfigError
@@ -97,14 +98,15 @@ class Simulation:
             max_num_seqs=scheduler.max_num_seqs,
         )
         step_time = make_step_time(config.timing, deployment)
+        self._clients = make_clients(config.load, trace, model.max_model_len)
         recorder = Recorder(
             trace,
             cache.block_size,
             self.allocator.stats().capacity,
             save_steps=save_steps,
             async_scheduling=scheduler.async_scheduling,
+            arrival_ps=self._clients.arrival_ps,
         )
-        self._max_model_len = model.max_model_len
         self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)
         self._save_steps = save_steps
         # Block tables are those of each step, which a run of steps would hide.
@@ -131,12 +133,11 @@ class Simulation:
             block_tables.write(msgspec.json.encode(line).decode() + "\n")
 
         engine = Engine(
-            trace=self.result.trace,
+            clients=self._clients,
             scheduler=self._scheduler,
             allocator=self.allocator,
             step_time=self.result.step_time,
             recorder=self.result.recorder,
-            max_model_len=self._max_model_len,
             single_step=self._single_step,
             save_names=self._save_steps,
             on_scheduled=write_block_tables if block_tables else None,

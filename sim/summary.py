@@ -40,7 +40,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
 
     arrival, first, last = (
         seconds(times)
-        for times in (trace.arrival_ps, requests["first_token_ps"], requests["finish_ps"])
+        for times in (recorder.arrival_ps, requests["first_token_ps"], requests["finish_ps"])
     )
     num_prompt, num_output = trace.num_prompt_tokens[done], requests["num_output_tokens"][done]
     more = num_output > 1  # vLLM leaves requests of one token out of TPOT

@@ -123,8 +123,12 @@ def smallest_pool(variant: Variant, block_size: int, max_model_len: int) -> int:
 
 
 @st.composite
-def traces(draw: st.DrawFn, *, max_tokens: int = 80, unique: bool = False) -> Trace:
+def traces(
+    draw: st.DrawFn, *, max_tokens: int = 80, unique: bool = False, sessions: bool = False
+) -> Trace:
     """Answer a workload: shared, unique and repeated prompts, later turns, ties and gaps.
+
+    With *sessions* some requests are turns of one of two.
 
     Some prompts are longer than a small max_model_len: those are to be refused.
     """
@@ -148,7 +152,11 @@ def traces(draw: st.DrawFn, *, max_tokens: int = 80, unique: bool = False) -> Tr
         at = draw(st.one_of(st.just(0), st.integers(0, 60).map(lambda n: n * STEP_PS)))
         at += draw(st.sampled_from([0, 0, 0, STEP_PS // 3]))
         length = sum(n for _, n in prompt)
-        records.append(RequestRecord(row + 1, at, length, output, f"r{row}", prompt))
+        session = draw(st.sampled_from([None, "a", "b"])) if sessions else None
+        think = draw(st.sampled_from([0, 0, STEP_PS, 5 * STEP_PS // 2, 90 * STEP_PS]))
+        records.append(
+            RequestRecord(row + 1, at, length, output, f"r{row}", prompt, session, think)
+        )
     return build_trace(records, name="in memory", trace_format="none")
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from workloads.record import RequestRecord
 
+SPEC_FORMAT = "workload"
+"""Name of the format that is no trace: `workloads.spec`."""
+
 AZURE2023_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 

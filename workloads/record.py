@@ -40,7 +40,9 @@ class RequestRecord(NamedTuple):
     """One request as a reader found it. Readers yield these; `build_trace` checks them.
 
     *line* is where it stood (1-based), for messages. *segments* is None where the trace says
-    nothing about content: then no other prompt shares anything with it.
+    nothing about content: then no other prompt shares anything with it. Requests of one
+    *session_id* are its turns, in the order of arrival; *think_ps* is how long after the end of the
+    turn before one is asked.
     """
 
     line: int
@@ -49,6 +51,8 @@ class RequestRecord(NamedTuple):
     num_output_tokens: int
     request_id: str | None = None
     segments: Sequence[Segment] | None = None
+    session_id: str | None = None
+    think_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,9 @@ class Trace:
         output_nodes: int64 [num_requests], prefix node of the output segment.
         num_shareable_tokens: int64 [num_requests], leading tokens of prompt and output in segments
             whose node some other request has too.
+        previous_turn: int64 [num_requests], the row of the turn before in the same session; -1
+            where there is none.
+        think_ps: int64 [num_requests], picoseconds from the end of that turn to this one.
         name: the file, for messages and the manifest.
         trace_format: the reader's name.
         sha256: of the bytes read.
@@ -82,6 +89,8 @@ class Trace:
     segment_ends: IntArray
     output_nodes: IntArray
     num_shareable_tokens: IntArray
+    previous_turn: IntArray
+    think_ps: IntArray
     name: str
     trace_format: str
     sha256: str
@@ -217,9 +226,17 @@ def _to_columns(
         "segment_ends": column(ends),
         "output_nodes": column(outputs),
     }
+    last: dict[str, int] = {}
+    previous = []
+    for row, record in enumerate(records):
+        previous.append(-1 if record.session_id is None else last.get(record.session_id, -1))
+        if record.session_id is not None:
+            last[record.session_id] = row
     return Trace(
         arrival_ps=column([record.arrival_ps for record in records]),
         num_shareable_tokens=_shareable_tokens(**columns),
+        previous_turn=column(previous),
+        think_ps=column([record.think_ps for record in records]),
         request_ids=[request_id for request_id, _ in rows],
         name=name,
         trace_format=trace_format,

@@ -26,6 +26,7 @@ from sim.sweep.spec import Find, Spec
 from sim.timing.table import sidecar
 from workloads.errors import plain
 from workloads.record import Trace
+from workloads.spec import is_spec
 
 SWEPT_RANK = 3
 """A swept value wins over a fixed one, with a note."""
@@ -33,8 +34,8 @@ SWEPT_RANK = 3
 HASH_LENGTH = 16
 """Hexadecimal digits of a cell's name."""
 
-TraceKey = tuple[str | None, str | None]
-"""Name and format of a trace, as configured."""
+TraceKey = tuple[str | None, str | None, int]
+"""Name and format of a trace, as configured; and the seed, where it draws the requests."""
 
 
 class Cell(NamedTuple):
@@ -94,7 +95,7 @@ class Inputs(NamedTuple):
 
     def trace_of(self, load: LoadConfig) -> Trace:
         """Answer the trace of *load* as recorded."""
-        return self.traces[load.trace, load.trace_format]
+        return self.traces[_trace_key(load)]
 
     @contextmanager
     def located(self, config: RunConfig) -> Iterator[RunConfig]:
@@ -239,9 +240,14 @@ def _material(name: str, path: Path, where: str) -> Material:
     return Material(entry, files)
 
 
+def _trace_key(load: LoadConfig) -> TraceKey:
+    drawn = load.trace is not None and is_spec(load.trace, load.trace_format)
+    return load.trace, load.trace_format, load.seed if drawn else 0
+
+
 def _trace(spec: Spec, load: LoadConfig, inputs: Inputs) -> Trace:
     """Answer the trace of *load* as recorded, read only once."""
-    key = (load.trace, load.trace_format)
+    key = _trace_key(load)
     if key not in inputs.traces:
         path = None if load.trace is None else spec.path.parent / load.trace
         inputs.traces[key] = recorded(load, path)

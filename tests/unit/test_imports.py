@@ -23,7 +23,7 @@ LAYERS = (
     ("scheduler_output", "options", "refusal", "modelled", "overrun"),
     ("scheduler",),
     ("settings",),
-    ("metrics", "capacity", "reconcile", "arrivals"),
+    ("metrics", "capacity", "clients", "reconcile", "arrivals"),
     ("engine",),
     ("simulation",),
     ("result_tables",),
@@ -46,7 +46,7 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables")
+    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace")
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
@@ -198,6 +198,7 @@ def _imported(*arguments: str) -> set[str]:
         ["tables", "--help"],
         ["tables", "show", "--help"],
         ["plot", "--help"],
+        ["trace", "fit", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:

@@ -21,6 +21,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input_length: Count | None = None
     output_len: Count | None = None
     output_length: Count | None = None
+    session_id: Annotated[str, Meta(min_length=1)] | None = None
+    think_time: Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S)] | None = None
 
 
 _PROMPT = ("prompt", "prompt_token_ids", "input_length")
@@ -38,7 +40,8 @@ def _exactly_one(keys: tuple[str, ...], *values: object) -> None:
 def read_native(lines: Iterable[tuple[int, str]]) -> Iterator[RequestRecord]:
     """Yield the requests of native *lines*; arrival times are seconds.
 
-    ``input_length`` gives a prompt of unknown content.
+    ``input_length`` gives a prompt of unknown content. Requests of one ``session_id`` are turns;
+    ``think_time`` is seconds from the end of the turn before.
 
     Raises:
         TraceError: on an unknown key, or a value that is missing, given twice or out of range.
@@ -58,4 +61,6 @@ def read_native(lines: Iterable[tuple[int, str]]) -> Iterator[RequestRecord]:
             num_output_tokens=request.output_len or request.output_length or 0,
             request_id=request.request_id,
             segments=segments,
+            session_id=request.session_id,
+            think_ps=round((request.think_time or 0) * PS_PER_S),
         )
