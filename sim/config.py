@@ -26,10 +26,18 @@ class LoadConfig(_Concern, frozen=True):
     """What arrives."""
 
     trace: Annotated[
-        str | None, Meta(description="Trace file to replay [default: a small shipped workload].")
+        str | None,
+        Meta(
+            description="Trace to replay: a file, a folder of files, or - for standard input "
+            "[default: a small shipped workload]."
+        ),
     ] = None
     trace_format: Annotated[
-        str | None, Meta(description="Format of the trace [default: detected from its content].")
+        str | None,
+        Meta(
+            description="Format of the trace, and options of it as NAME:KEY=VALUE,KEY=VALUE "
+            "[default: detected from its content]."
+        ),
     ] = None
     seed: Annotated[
         int,

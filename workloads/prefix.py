@@ -48,8 +48,8 @@ class PrefixNodes:
                 self._next = known + 1
                 if content is not None:
                     numbers[key] = known
-                    if content.__class__ is str and content.startswith("out:"):  # type: ignore[attr-defined]
-                        self.repeats.append((node, length_before, content[4:], known))  # type: ignore[index]
+                    if isinstance(content, str) and content.startswith("out:"):
+                        self.repeats.append((node, length_before, content[4:], known))
             node = known
             length_before = length
             end += length

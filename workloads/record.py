@@ -230,7 +230,7 @@ class TraceBuilder:
         self._add_sessions(rows.session_ids or [None] * count, rows.think_ps or [None] * count)
 
     def _append(self, rows: _Columns, records: Sequence[RequestRecord] = ()) -> None:
-        """Keep *rows* if the engine can run each, else refuse the first; outputs get their nodes."""
+        """Keep *rows* with nodes for their outputs, or refuse the first that cannot run."""
         latest = MAX_ARRIVAL_S * PS_PER_S
         wrong = (rows.arrivals < 0) | (rows.arrivals > latest) | (rows.counts < 1)
         wrong |= np.minimum(rows.prompts, rows.outputs) < 1
@@ -241,8 +241,9 @@ class TraceBuilder:
             lengths[last[:-1] + 1] = rows.ends[last[:-1] + 1]
             wrong |= (rows.ends[last] != rows.prompts) | (lengths < 1).any()
         for row in np.flatnonzero(wrong).tolist():
-            numbers = (int(column[row]) for column in rows[:4])
-            _check(records[row] if records else RequestRecord(*numbers), self._files[-1][1])
+            line, arrival, prompt, output = (int(column[row]) for column in rows[:4])
+            record = records[row] if records else RequestRecord(line, arrival, prompt, output)
+            _check(record, self._files[-1][1])
         count = len(rows.lines)
         output_nodes = self._prefix.new(count) + np.arange(count)
         self._rows.append(rows._replace(output_nodes=output_nodes))

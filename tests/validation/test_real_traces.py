@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workloads.readers import read_trace
-from workloads.readers.mooncake import BLOCK_TOKENS
+from workloads.readers.hashed import BLOCK_TOKENS
 from workloads.record import Trace
 
 
@@ -19,7 +19,7 @@ def _trace(shared: Path, name: str) -> Trace:
 
 def test_azure_2023_conversation(shared: Path) -> None:
     trace = _trace(shared, "azure2023/AzureLLMInferenceTrace_conv.csv")
-    assert trace.trace_format == "azure2023"
+    assert trace.trace_format == "azure"
     assert len(trace) == 19_366
     assert np.percentile(trace.num_prompt_tokens, 50) == 1020
     assert np.percentile(trace.num_prompt_tokens, 99) == 4142

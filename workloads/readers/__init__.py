@@ -9,7 +9,8 @@ form only: `read_trace` adds file and line.
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,9 @@ def _detected(first_item: str) -> str:
         hinted = (n for n, r in READERS.items() if any(hint in first_item for hint in r.hints))
         found = next(hinted, None)
     if found is None:
-        known = "; ".join(f"{n} ({' and '.join(r.marks)})" for n, r in READERS.items() if r.marks)
         raise TraceError(
-            f"unknown format {quote(first_item)}: expected the first line of one of {known}"
+            f"unknown format {quote(first_item)}: expected the first line of one of "
+            f"{', '.join(READERS)}"
         )
     return found
 
@@ -68,7 +69,8 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
     for part, one in enumerate(files):
         is_alone = one == Path(path)
         file = _File(one, where if is_alone else plain(str(one)), None if is_alone else part)
-        builder.add(file.read(name, options, digest), file.where)
+        with closing(file.read(name, options, digest)) as found:
+            builder.add(found, file.where)
         name = file.name
     assert name is not None, "there is a file"
     return builder.finish(name=where, trace_format=name, sha256=digest.hexdigest())
@@ -99,7 +101,7 @@ class _File:
 
     def read(
         self, name: str | None, options: str, digest: Any
-    ) -> Iterator[RequestRecord | Rows | str]:
+    ) -> Generator[RequestRecord | Rows | str, None, None]:
         """Yield what the reader *name* yields; None finds out which. `name` says it then.
 
         Raises:
@@ -108,6 +110,7 @@ class _File:
         try:
             with opened(self.path) as file:
                 self._source = source = Source(self.path, file, digest, self._part)
+                source.begin()
                 self._name = name or _detected(source.first.decode(errors="replace"))
                 reader = READERS[self._name].read
                 yield from reader(source, **_options(reader, self._name, options))

@@ -7,6 +7,7 @@ from workloads.errors import TraceError
 
 _MARK = re.compile(rb'["{}\[\],]')
 _IN_STRING = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)
+_QUOTE = b'"'
 
 
 def elements(blocks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -14,59 +15,71 @@ def elements(blocks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[int, byt
 
     Raises:
         TraceError: an element is longer than *max_bytes*; the array has no end, or something
-            behind it. The message starts with the line.
+            behind it.
     """
-    depth, line = 0, 1
-    in_string = has_ended = False
-    parts: list[bytes] = []
-    held = b""  # an escape that a block cuts
+    cutter = _Cutter()
+    for block in blocks:
+        yield from cutter.cut(block)
+        if cutter.size > max_bytes:
+            raise TraceError(f"JSON value of more than {max_bytes:,} bytes in the array")
+    if cutter.depth:
+        raise TraceError("JSON array ends too early: truncated?")
 
-    def element() -> tuple[int, bytes]:
-        nonlocal line
-        text = b"".join(parts)
-        number = line + text[: len(text) - len(text.lstrip())].count(b"\n")
-        line += text.count(b"\n")
-        parts.clear()
-        return number, text.strip()
 
-    for data in blocks:
-        block, held = held + data, b""
-        start = position = 0
-        while not has_ended:
-            if in_string:
+class _Cutter:
+    """The state between two blocks: *depth* of brackets, and *size* of the element so far."""
+
+    def __init__(self) -> None:
+        self.depth = self.size = 0
+        self._line = 1
+        self._in_string = self._has_ended = False
+        self._parts: list[bytes] = []
+        self._held = b""  # a backslash that a block ends with
+
+    def cut(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the elements that end in *data*."""
+        block, self._held = self._held + data, b""
+        start = 0
+        for begin, end in self._marks(block):
+            mark = block[begin:end]
+            self.depth += (mark in b"[{") - (mark in b"]}")
+            if mark == b"[" and self.depth == 1:
+                start = end
+            elif self.depth == 0 or (mark == b"," and self.depth == 1):
+                self._parts.append(block[start:begin])
+                number, text = self._element()
+                if text or mark == b",":
+                    yield number, text
+                start = end
+                self._has_ended = self.depth == 0
+        rest = block[start : len(block) - len(self._held)]
+        if self._has_ended and rest.strip():
+            raise TraceError("text behind the end of the JSON array: expected nothing")
+        self._parts.append(rest)
+        self.size += len(rest)
+
+    def _marks(self, block: bytes) -> Iterator[tuple[int, int]]:
+        """Yield where the brackets and commas outside strings are, until the array has ended."""
+        position = 0
+        while not self._has_ended:
+            if self._in_string:
                 inside = _IN_STRING.match(block, position)
                 position = inside.end() if inside else position
-                if position == len(block):
-                    break
-                if block[position] != 0x22:
-                    block, held = block[:position], block[position:]
-                    break
-                in_string = False
+                if block[position : position + 1] != _QUOTE:
+                    self._held = block[position:]
+                    return
                 position += 1
             mark = _MARK.search(block, position)
+            self._in_string = mark is not None and mark[0] == _QUOTE
             if mark is None:
-                break
+                return
             position = mark.end()
-            match mark[0]:
-                case b'"':
-                    in_string = True
-                case b"[" | b"{":
-                    depth += 1
-                    if depth == 1:
-                        start = position
-                case b"]" | b"}":
-                    depth -= 1
-                    has_ended = depth == 0
-            if depth == 0 or (depth == 1 and mark[0] == b","):
-                parts.append(block[start : mark.start()])
-                number, text = element()
-                if text or not has_ended:
-                    yield number, text
-                start = position
-        parts.append(block[start:])
-        if has_ended and b"".join(parts).strip():
-            raise TraceError("text behind the end of the JSON array: expected nothing")
-        if sum(map(len, parts)) > max_bytes:
-            raise TraceError(f"JSON value of more than {max_bytes:,} bytes in the array")
-    if not has_ended:
-        raise TraceError("JSON array ends too early: truncated?")
+            if not self._in_string:
+                yield mark.span()
+
+    def _element(self) -> tuple[int, bytes]:
+        text = b"".join(self._parts)
+        self._parts, self.size = [], 0
+        number = self._line + text[: len(text) - len(text.lstrip())].count(b"\n")
+        self._line += text.count(b"\n")
+        return number, text.strip()

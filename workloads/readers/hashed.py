@@ -1,9 +1,9 @@
 """Traces with a hash id for every block of a prompt: who shares is known to the block.
 
-Equal ids behind equal ids are equal blocks. Ids that count up are one segment, and two prompts share
-every token of the blocks that both have, however coarse the blocks. Where the ids part, nothing is
-said of the block's start: up to a block less is shared than was. Where a later prompt repeats an
-output, ids do not say either.
+Equal ids behind equal ids are equal blocks. Ids that count up are one segment, and two prompts
+share every token of the blocks that both have, however coarse the blocks. Where the ids part,
+nothing is said of the block's start: up to a block less is shared than was. Where a later prompt
+repeats an output, ids do not say either.
 
 Sources: https://github.com/kvcache-ai/Mooncake (``FAST25-release/traces``),
 https://github.com/ai-dynamo/aiperf (``dataset/loader/mooncake_trace.py``, ``bailian_trace.py``),
@@ -94,7 +94,7 @@ class _Turn(NamedTuple):
     """The latest turn of a session."""
 
     record: RequestRecord
-    index: int
+    number: int
 
 
 def read_mooncake(
@@ -104,8 +104,8 @@ def read_mooncake(
 
     Times are milliseconds. Rows of a ``session_id`` are its turns, each ``delay`` after the one
     before ended. A row without timestamp arrives its delay after the turn before, or at 0. A later
-    turn without hash ids goes on where the one before and its output ended, and input_length is what
-    it adds (what AIPerf sends by default); with hash ids, they are the whole prompt.
+    turn without hash ids goes on where the one before and its output ended, and input_length is
+    what it adds (what AIPerf sends by default); with hash ids, they are the whole prompt.
 
     Raises:
         TraceError: on a value that is missing or out of range, or ids that do not fit the length.
@@ -114,11 +114,12 @@ def read_mooncake(
     keys, texts = _IgnoredKeys(_Mooncake), Texts(BYTES_PER_TOKEN)
     turns: dict[str, _Turn] = {}
     num_untimed = num_texts = 0
+    has_times = False
     for number, row in rows(_Mooncake, source):
         keys.look(source.text)
         session = None if row.session_id is None else f"{source.prefix}{row.session_id}"
         last = turns.get(session) if session is not None else None
-        index = last.index + 1 if last else 0
+        index = last.number + 1 if last else 0
         think = None if row.delay is None else round(row.delay * PS_PER_MS)
         if row.output_length is None:
             raise TraceError("output_length is missing: expected 1 or more tokens")
@@ -126,7 +127,10 @@ def read_mooncake(
         length, segments = _prompt(row, last, session, block_size, texts)
         if row.timestamp is not None:
             arrival = round(row.timestamp * PS_PER_MS)
+            has_times = True
         else:
+            if last is None and has_times:
+                raise TraceError("timestamp is missing: expected milliseconds, as before")
             num_untimed += 1
             arrival = last.record.arrival_ps + (think or 0) if last else 0
         name = None if session is None else f"{session}/{index}"
@@ -140,7 +144,7 @@ def read_mooncake(
     if num_texts:
         yield texts.note
     if num_untimed:
-        yield f"{num_untimed} requests without timestamp: at 0, or their delay after the turn before"
+        yield f"{num_untimed} requests without timestamp: at 0, or a delay after the turn before"
 
 
 def _prompt(
@@ -158,7 +162,7 @@ def _prompt(
         return length, block_segments(row.hash_ids, length, block_size)
     if session is None:
         return length, segments
-    index = last.index + 1 if last else 0
+    index = last.number + 1 if last else 0
     if segments is None or last:
         segments = [(("turn", session, index), length)]
     if last is None:

@@ -14,9 +14,12 @@ from workloads.prefix import IntArray
 from workloads.readers.source import Source
 from workloads.readers.table import read_columns
 from workloads.readers.text import no_arrivals
-from workloads.record import MAX_ARRIVAL_S, PS_PER_S, Rows
+from workloads.record import PS_PER_S, Rows
 
 _PS_PER_NS = PS_PER_S // 10**9
+
+_TOO_LATE_S = 9_200_000
+"""Stands for all that is later: a year is more than int64 picoseconds hold."""
 
 
 def read_azure(source: Source) -> Iterator[Rows]:
@@ -30,15 +33,14 @@ def read_azure(source: Source) -> Iterator[Rows]:
     )
     if len(lines):
         ticks: IntArray = values["TIMESTAMP"] - values["TIMESTAMP"].min()
-        # A year is more than int64 picoseconds hold: what is too late stays so.
-        arrivals = np.minimum(ticks, (MAX_ARRIVAL_S + 1) * 10**9) * _PS_PER_NS
+        arrivals = np.minimum(ticks, _TOO_LATE_S * 10**9) * _PS_PER_NS
         yield Rows(lines, arrivals, values["ContextTokens"], values["GeneratedTokens"])
 
 
 def _picoseconds(seconds: npt.NDArray[np.float64]) -> IntArray:
     """Answer times in ps; what is too late or early for a trace stays so."""
-    limit = MAX_ARRIVAL_S + 1
-    ticks: IntArray = np.rint(np.clip(seconds, -limit, limit) * PS_PER_S).astype(np.int64)
+    seconds = np.clip(seconds, -_TOO_LATE_S, _TOO_LATE_S)
+    ticks: IntArray = np.rint(seconds * PS_PER_S).astype(np.int64)
     return ticks
 
 

@@ -90,19 +90,18 @@ def read_native_parquet(source: Source) -> Iterator[RequestRecord]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        file = pq.ParquetFile(source.file())
-        _check_size(file.metadata)
-        known = _Request.__struct_fields__
-        for name in file.schema_arrow.names:
-            if name not in known:
-                raise TraceError(f"unknown column {quote(name)}: {did_you_mean(name, known)}")
-        number = 0
-        tree = TokenTree()
-        for batch in file.iter_batches(batch_size=1024, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                source.number = number
-                yield _record(number, _converted(row), tree)
+        with source.file() as stream:
+            file = pq.ParquetFile(stream)
+            _check_size(file.metadata)
+            known = _Request.__struct_fields__
+            for name in file.schema_arrow.names:
+                if name not in known:
+                    raise TraceError(f"unknown column {quote(name)}: {did_you_mean(name, known)}")
+            tree = TokenTree()
+            for batch in file.iter_batches(batch_size=1024, use_threads=False):
+                for row in batch.to_pylist():
+                    source.number += 1
+                    yield _record(source.number, _converted(row), tree)
     except (pa.ArrowException, OSError) as error:
         raise TraceError(f"no Parquet file that can be read ({error})") from error
 

@@ -105,8 +105,8 @@ class _ClaudeCode:
         num_blocks = sum(count for _, count in pieces or ())
         if num_blocks != length // size and pieces is not None:
             raise TraceError(
-                f"hash_ids has {num_blocks} ids: expected {length // size}, one for each full block "
-                f"of {size} tokens of in {length}"
+                f"hash_ids has {num_blocks} ids: expected {length // size}, one for each full "
+                f"block of {size} tokens of in {length}"
             )
         segments: list[Segment] = [((scope, first), count * size) for first, count in pieces or ()]
         head = (session.tool_tokens + session.system_tokens) // size * size
@@ -125,11 +125,11 @@ def read_claude_code(
     Ids are local to a session and cover full blocks only: what remains of a prompt is taken for its
     own. Sub-agents are sessions of their own, from when they are called, with the ids of their
     parent. Sessions say no date: they start *gap* seconds apart. With *shared_prefix*, the first
-    ``tool_tokens + system_tokens`` of a prompt (whole blocks) are the same in all sessions with equal
-    numbers of both, which is a guess.
+    ``tool_tokens + system_tokens`` of a prompt (whole blocks) are the same in all sessions with
+    equal numbers of both, which is a guess.
 
     Raises:
-        TraceError: on a value that is missing or of another type, or ids that do not fit the length.
+        TraceError: on a value that is missing or of another type, or ids that do not fit.
     """
     reader = _ClaudeCode(source.prefix, shared_prefix=shared_prefix)
     for index, (number, session) in enumerate(rows(_Session, source), source.part):
@@ -162,7 +162,7 @@ def read_llmservingsim(source: Source) -> Iterator[RequestRecord | str]:
     generate, and nobody repeats them.
 
     Raises:
-        TraceError: on a value that is missing or of another type, or ids that do not fit the length.
+        TraceError: on a value that is missing or of another type, or ids that do not fit.
     """
     tree = TokenTree()
     num_later = 0

@@ -17,6 +17,7 @@ from workloads.readers.elements import elements
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
+_PARQUET = b"PAR1"
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """How compressed files start."""
 
@@ -96,21 +97,29 @@ class Source:
         self._num_bytes = 0
         self._is_compressed = False
         self._stream: Any = io.BufferedReader(self._raw, _BLOCK)
-        start = self._guarded(lambda: self._stream.peek(4)[:4])
-        self.is_parquet = start == b"PAR1"
+        self._chunks: Iterator[Chunk] = iter(())
+        self._ahead: Chunk | None = None
+        self.first = b""
+
+    def begin(self) -> None:
+        """Read the start, up to the first item.
+
+        Raises:
+            TraceError: there is none, or it is no text.
+        """
+        start = self.first = self._guarded(lambda: self._stream.peek(4)[:4])
+        if start == _PARQUET:
+            return
         codec = next((name for magic, name in _CODECS.items() if start.startswith(magic)), None)
         if codec is not None:
             import pyarrow as pa  # noqa: PLC0415  # a plain file need not wait for it
 
             self._is_compressed = True
             self._stream = pa.CompressedInputStream(pa.PythonFile(self._stream), codec)
-        self._chunks = iter(()) if self.is_parquet else self._read_chunks()
-        self._ahead = None if self.is_parquet else next(self._chunks, None)
-        if self._ahead is None and not self.is_parquet:
-            raise TraceError("empty: expected at least one request")
-        self.first = self._ahead[1][0] if self._ahead else start
-        if self._ahead:
-            self.number, self.text = self._ahead[0][0], self.first
+        self._chunks = self._read_chunks()
+        self._ahead = next(self._chunks)
+        self.number, self.text = self._ahead[0][0], self._ahead[1][0]
+        self.first = self.text
 
     def _guarded(self, read: Callable[[], bytes]) -> bytes:
         try:
@@ -126,9 +135,7 @@ class Source:
             self._is_compressed
             and self._num_bytes > MAX_ITEM_BYTES + MAX_RATIO * self._raw.num_bytes
         ):
-            raise TraceError(
-                f"expands to more than {MAX_RATIO} times its size: expected a trace, compressed once"
-            )
+            raise TraceError(f"expands to more than {MAX_RATIO} times its size: expected a trace")
         return data
 
     def file(self) -> BinaryIO:
@@ -173,7 +180,8 @@ class Source:
         lines = self._lines(start)
         first = next(lines, None)
         if first is None:
-            return
+            self.number = start.count(b"\n") or int(self._num_bytes > 0)
+            raise TraceError("empty: expected at least one request")
         if first[1][0].startswith(b"{") and _is_cut(first[1][0]):
             yield self._document(first, lines)
         else:

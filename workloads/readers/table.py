@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.csv as pc
 
 from workloads.errors import TraceError, quote
-from workloads.readers.source import Source
 from workloads.prefix import IntArray
+from workloads.readers.source import Source
 from workloads.record import MAX_TOKENS
 
 Kind = Literal["count", "count or 0", "whole", "seconds", "time", "text"]
@@ -76,20 +76,21 @@ class _Reader:
             raise TraceError(
                 f"header {quote(source.first.decode())}: expected columns {', '.join(kinds)}"
             )
+        self._has_begun = False
         self.forms: dict[str, _Form] = {
             name: _FORMS[kind] for name, kind in kinds.items() if name in self.header
         }
 
     def blocks(self) -> Iterator[tuple[list[int], list[bytes]]]:
         """Yield the lines behind the header."""
-        is_first = True
+        skipped = 1
         for numbers, texts in self._source.chunks():
-            if is_first:
-                is_first = False
-                numbers, texts = numbers[1:], texts[1:]
-            if texts:
-                self._choose_time(texts[0])
-                yield numbers, texts
+            if len(texts) > skipped:
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._choose_time(texts[skipped])
+                yield numbers[skipped:], texts[skipped:]
+            skipped = 0
 
     def _choose_time(self, line: bytes) -> None:
         """Take times with a zone where the first row has one."""

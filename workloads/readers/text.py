@@ -8,9 +8,9 @@ Sources: ShareGPT (``sg_90k_part*.json``, ``ShareGPT_V3_unfiltered_cleaned_split
 vLLM 0.33.0 reads of it, ``benchmarks/datasets/datasets.py``), OpenAI's chat completions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -160,7 +160,11 @@ class _Chat(msgspec.Struct, gc=False):
 
 def _seconds(chat: _Chat) -> float:
     """Answer when *chat* was asked, in seconds since 1970."""
-    named = {name: getattr(chat, name) for name in ("timestamp", "created", "created_at")}
+    named: dict[str, Time | None] = {
+        "timestamp": chat.timestamp,
+        "created": chat.created,
+        "created_at": chat.created_at,
+    }
     name, value = next(((n, v) for n, v in named.items() if v is not None), ("timestamp", None))
     if isinstance(value, str):
         try:
