@@ -100,6 +100,8 @@ def _second_most(nodes: IntArray, lengths: IntArray) -> IntArray:
 
 Piece = str | tuple[str, int]
 
+_MAX_OUTPUTS = 64
+
 
 class ContentTree:
     """The distinct prompts of a trace, as a tree of pieces, to find what a new one starts with.
@@ -113,13 +115,13 @@ class ContentTree:
         self._pieces: list[bytes] = [b""]
         self._names: list[Piece] = [("tree", 0)]
         self._children: dict[tuple[int, int, bytes], int] = {}
+        self._outputs: dict[tuple[int, int, bytes], list[int]] = {}
         self._end = (0, 0)
 
-    def _add(self, key: tuple[int, int, bytes], piece: bytes, name: Piece) -> int:
-        self._children[key] = number = len(self._pieces)
+    def _add(self, piece: bytes, name: Piece) -> int:
         self._pieces.append(piece)
         self._names.append(name)
-        return number
+        return len(self._pieces) - 1
 
     def segments(self, prompt: bytes) -> list[tuple[Piece, int]]:
         """Answer the segments (name, tokens) of *prompt*, whose length is a multiple of width.
@@ -131,21 +133,29 @@ class ContentTree:
         found: list[tuple[Piece, int]] = []
         while position < len(prompt):
             key = (node, tokens, prompt[position : position + width])
-            child = self._children.get(key)
-            if child is None:
-                child = self._add(key, prompt[position:], ("tree", len(pieces)))
-            node = child
-            tokens = _common(pieces[node], prompt, position) // width
+            children = [*self._outputs.get(key, ())]
+            if key in self._children:
+                children.append(self._children[key])
+            if not children:
+                self._children[key] = len(pieces)
+                children.append(self._add(prompt[position:], ("tree", len(pieces))))
+            common = [_common(pieces[child], prompt, position) for child in children]
+            tokens = max(common) // width
+            node = children[common.index(max(common))]
             position += tokens * width
             found.append((self._names[node], tokens))
         self._end = (node, tokens)
         return found
 
     def add_output(self, output: bytes, request_id: str) -> None:
-        """Let later prompts that go on with *output* after the last prompt repeat that output."""
-        key = (*self._end, output[: self.width])
-        if output and key not in self._children:
-            self._add(key, output, f"out:{request_id}")
+        """Let later prompts that go on with *output* after the last prompt repeat that output.
+
+        Outputs of equal prompts that start alike are told apart from their start on: a later prompt
+        repeats the one that it has most of. Of very many, the first ones.
+        """
+        outputs = self._outputs.setdefault((*self._end, output[: self.width]), [])
+        if output and len(outputs) < _MAX_OUTPUTS:
+            outputs.append(self._add(output, f"out:{request_id}"))
 
 
 def _common(piece: bytes, prompt: bytes, position: int) -> int:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from workloads.errors import TraceError, quote
-from workloads.prefix import IntArray, PrefixNodes, shareable_tokens
+from workloads.prefix import PrefixNodes, shareable_tokens
 
 PS_PER_S = 10**12
 """Ticks a second. Time is an integer number of picoseconds, so that sums are exact."""
@@ -33,6 +34,8 @@ MAX_TOKENS = 2**31 - 1
 
 ContentId = str | int | tuple[str | int, ...] | None
 Segment = tuple[ContentId, int]
+
+IntArray = npt.NDArray[np.int64]
 
 _CHUNK = 4096
 """Records that are turned into columns at a time."""

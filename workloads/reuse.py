@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from workloads.prefix import IntArray
-from workloads.record import Trace
+from workloads.record import IntArray, Trace
 
 FIRST = -1
 """Reuse distance of what was never accessed before."""

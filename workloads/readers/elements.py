@@ -6,18 +6,20 @@ from collections.abc import Iterable, Iterator
 from workloads.errors import TraceError
 
 _MARK = re.compile(rb'["{}\[\],]')
-_IN_STRING = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _QUOTE = b'"'
 
 
-def elements(blocks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
+def elements(blocks: Iterable[bytes], max_bytes: int, line: int = 1) -> Iterator[tuple[int, bytes]]:
     """Yield the elements of the JSON array in *blocks*, each with the line where it starts.
+
+    The array starts on *line*.
 
     Raises:
         TraceError: an element is longer than *max_bytes*; the array has no end, or something
             behind it.
     """
-    cutter = _Cutter()
+    cutter = _Cutter(line)
     for block in blocks:
         yield from cutter.cut(block)
         if cutter.size > max_bytes:
@@ -29,9 +31,9 @@ def elements(blocks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[int, byt
 class _Cutter:
     """The state between two blocks: *depth* of brackets, and *size* of the element so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: int) -> None:
         self.depth = self.size = 0
-        self._line = 1
+        self._line = line
         self._in_string = self._has_ended = False
         self._parts: list[bytes] = []
         self._held = b""  # a backslash that a block ends with

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from workloads.prefix import IntArray
 from workloads.readers.source import Source
 from workloads.readers.table import read_columns
 from workloads.readers.text import no_arrivals
-from workloads.record import PS_PER_S, Rows
+from workloads.record import PS_PER_S, IntArray, Rows
 
 _PS_PER_NS = PS_PER_S // 10**9
 

@@ -125,4 +125,5 @@ def _converted(row: dict[str, Any]) -> _Request:
         reason, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".")
         value = quote(row.get(field)) if field else "row"
-        raise TraceError(f"{field} {value}: {reason.replace('`', '')}".strip()) from error
+        reason = reason.replace("`", "").replace("Expected", "expected", 1)
+        raise TraceError(f"{field} {value}: {reason}".strip()) from error

@@ -117,7 +117,9 @@ class Source:
             self._is_compressed = True
             self._stream = pa.CompressedInputStream(pa.PythonFile(self._stream), codec)
         self._chunks = self._read_chunks()
-        self._ahead = next(self._chunks)
+        self._ahead = next(self._chunks, None)
+        if self._ahead is None:
+            raise TraceError("empty: expected at least one request")
         self.number, self.text = self._ahead[0][0], self._ahead[1][0]
         self.first = self.text
 
@@ -166,22 +168,22 @@ class Source:
                 yield self.number, self.text
 
     def _read_chunks(self) -> Iterator[Chunk]:
-        start = b""
-        while not start.strip() and (data := self._read()):
-            start += data.removeprefix(_BOM) if not start else data
-            if len(start) > MAX_ITEM_BYTES:
-                raise TraceError(f"starts with {len(start):,} blanks: expected a trace")
+        start = self._read().removeprefix(_BOM)
+        end = 0  # number of the last line before the start
+        while not start.strip():
+            end += start.count(b"\n")
+            start = self._read()
+            if not start or self._num_bytes > MAX_ITEM_BYTES:
+                self.number = end or int(self._num_bytes > 0)
+                raise TraceError("empty: expected at least one request")
         if start.lstrip().startswith(b"["):
-            for number, text in elements(self._blocks(start), MAX_ITEM_BYTES):
+            for number, text in elements(self._blocks(start), MAX_ITEM_BYTES, end + 1):
                 self.number, self.text = number, b""
                 self._check_text([number], [text])
                 yield [number], [text]
             return
-        lines = self._lines(start)
-        first = next(lines, None)
-        if first is None:
-            self.number = start.count(b"\n") or int(self._num_bytes > 0)
-            raise TraceError("empty: expected at least one request")
+        lines = self._lines(start, end)
+        first = next(lines)
         if first[1][0].startswith(b"{") and _is_cut(first[1][0]):
             yield self._document(first, lines)
         else:
@@ -193,9 +195,8 @@ class Source:
             yield start
             start = self._read()
 
-    def _lines(self, start: bytes) -> Iterator[Chunk]:
-        """Yield the lines without their ends, blank ones skipped."""
-        end = 0  # number of the last line
+    def _lines(self, start: bytes, end: int) -> Iterator[Chunk]:
+        """Yield the lines after line *end* without their ends, blank ones skipped."""
         parts: list[bytes] = []
         size = 0
         for data in self._blocks(start):

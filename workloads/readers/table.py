@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.csv as pc
 
 from workloads.errors import TraceError, quote
-from workloads.prefix import IntArray
 from workloads.readers.source import Source
-from workloads.record import MAX_TOKENS
+from workloads.record import MAX_TOKENS, IntArray
 
 Kind = Literal["count", "count or 0", "whole", "seconds", "time", "text"]
 

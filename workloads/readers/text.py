@@ -1,8 +1,9 @@
 """Traces of text: prompts share what they start with, byte for byte.
 
 Without the tokenizer of a model a token is a number of bytes (option ``bytes_per_token``, 4): a
-message is its role, a line end and its content, and begins a new token. Lengths are therefore
-estimates, and said to be; who shares with whom is not.
+message is its role and a line end, then its content, each in tokens of their own. The role of the
+answer is the end of the prompt. Lengths are therefore estimates, and said to be; who shares with
+whom is not.
 
 Sources: ShareGPT (``sg_90k_part*.json``, ``ShareGPT_V3_unfiltered_cleaned_split.json`` and what
 vLLM 0.33.0 reads of it, ``benchmarks/datasets/datasets.py``), OpenAI's chat completions.
@@ -47,10 +48,13 @@ class Texts:
             "(option bytes_per_token=N)"
         )
 
-    def tokens(self, text: str) -> bytes:
-        """Answer *text* as bytes, filled up to whole tokens with a byte that UTF-8 has not."""
-        data = text.encode("utf-8", "replace")
-        return data + b"\xff" * (-len(data) % self._width)
+    def tokens(self, *texts: str) -> bytes:
+        """Answer *texts* as bytes, each filled up to whole tokens by a byte that UTF-8 has not."""
+        filled = b""
+        for text in texts:
+            data = text.encode("utf-8", "replace")
+            filled += data + b"\xff" * (-len(data) % self._width)
+        return filled
 
     def prompt(self, tokens: bytes) -> tuple[int, list[Segment]]:
         """Answer length and segments of a prompt of *tokens*."""
@@ -95,17 +99,17 @@ def read_sharegpt(
         session = f"{source.prefix}c{index}"
         prompt, turn = b"", 0
         for said in conversation.conversations:
-            message = texts.tokens(f"{said.role}\n{said.value}")
+            role = f"{said.role}\n"
             if said.role in _ANSWERERS and prompt:
                 name = f"{session}/{turn}"
-                length, segments = texts.prompt(prompt)
-                output = texts.output(message, name)
+                length, segments = texts.prompt(prompt + texts.tokens(role))
+                output = texts.output(texts.tokens(said.value or " "), name)
                 arrival = round(index * gap * PS_PER_S)
                 yield RequestRecord(number, arrival, length, output, name, segments, session, 0)
                 turn += 1
                 if turn == turns:
                     break
-            prompt += message
+            prompt += texts.tokens(role, said.value)
         num_left_out += not turn
     if num_left_out:
         yield f"{num_left_out} conversations without an answer are left out"
@@ -120,12 +124,12 @@ class _Message(msgspec.Struct, gc=False):
     content: str | list[_Part] | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
 
-    def text(self) -> str:
-        """Answer role and content; what is no text in it counts by its JSON."""
+    def texts(self) -> tuple[str, str]:
+        """Answer role and content; of what is no text, calls of tools count by their JSON."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text or "" for part in content)
-        return f"{self.role}\n{content or ''}{bytes(self.tool_calls).decode()}"
+        return f"{self.role}\n", (content or "") + bytes(self.tool_calls).decode()
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -150,12 +154,12 @@ class _Chat(msgspec.Struct, gc=False):
     max_tokens: Count | None = None
     session_id: str | int | None = None
 
-    def answer(self) -> str | None:
-        """Answer what the model said, None where the log does not say it."""
+    def answer(self) -> tuple[str, str] | None:
+        """Answer role and text of what the model said, None where the log does not say it."""
         if isinstance(self.response, str):
-            return f"assistant\n{self.response}"
+            return "assistant\n", self.response
         choices = self.choices or (self.response.choices if self.response else [])
-        return choices[0].message.text() if choices else None
+        return choices[0].message.texts() if choices else None
 
 
 def _seconds(chat: _Chat) -> float:
@@ -196,13 +200,15 @@ def read_chat(
     start: float | None = None
     for row, (number, chat) in enumerate(rows(_Chat, source)):
         name = f"{source.prefix}chat-{row}"
-        said = [message.text() for message in chat.messages]
+        said = [message.texts() for message in chat.messages]
         answer = chat.answer()
         if answer is None and len(said) > 1 and chat.messages[-1].role == "assistant":
             answer = said.pop()
-        length, segments = texts.prompt(b"".join(map(texts.tokens, said)))
+        prompt = b"".join(texts.tokens(*message) for message in said)
+        role, text = answer or ("assistant\n", "")
+        length, segments = texts.prompt(prompt + texts.tokens(role))
         if answer is not None:
-            output = texts.output(texts.tokens(answer), name)
+            output = texts.output(texts.tokens(text or " "), name)
         else:
             output = chat.output_length or chat.max_tokens or 0
             if not output:
