@@ -4,7 +4,7 @@
 the tokens or the text themselves. Neither hashes tokens: what is called equal was compared.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,28 +34,40 @@ class PrefixNodes:
         self._next += count
         return first
 
-    def walk(self, segments: Sequence[tuple[Content, int]]) -> tuple[list[int], list[int]]:
-        """Answer the node of each of *segments* and the tokens up to and including it."""
-        numbers = self._numbers
+    def walk(
+        self, prompts: Iterable[Sequence[tuple[Content, int]]]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Answer how many segments each of *prompts* has, and of all segments node and end.
+
+        The end of a segment is the tokens of its prompt up to and including it.
+        """
+        get, numbers = self._numbers.get, self._numbers
+        following = self._next
+        counts: list[int] = []
         nodes: list[int] = []
         ends: list[int] = []
-        node = length_before = end = 0
-        for content, length in segments:
-            key = (node, length_before, content)
-            known = None if content is None else numbers.get(key)
-            if known is None:
-                known = self._next
-                self._next = known + 1
-                if content is not None:
-                    numbers[key] = known
-                    if isinstance(content, str) and content.startswith("out:"):
-                        self.repeats.append((node, length_before, content[4:], known))
-            node = known
-            length_before = length
-            end += length
-            nodes.append(node)
-            ends.append(end)
-        return nodes, ends
+        for segments in prompts:
+            node = length_before = end = 0
+            for content, length in segments:
+                if content is None:
+                    node = following
+                    following += 1
+                else:
+                    key = (node, length_before, content)
+                    known = get(key)
+                    if known is None:
+                        known = numbers[key] = following
+                        following += 1
+                        if isinstance(content, str) and content.startswith("out:"):
+                            self.repeats.append((node, length_before, content[4:], known))
+                    node = known
+                length_before = length
+                end += length
+                nodes.append(node)
+                ends.append(end)
+            counts.append(len(segments))
+        self._next = following
+        return counts, nodes, ends
 
 
 def shareable_tokens(

@@ -15,6 +15,7 @@ vLLM's chained block hash does (``v1/core/kv_cache_utils.py``, ``hash_block_toke
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -180,40 +181,34 @@ class TraceBuilder:
             TraceError: on the first request that cannot be run, naming *where* and its line.
         """
         self._files.append((self._num_rows, where))
-        records: list[RequestRecord] = []
-        try:
-            for one in found:
-                if isinstance(one, RequestRecord):
-                    records.append(one)
-                    if len(records) == _CHUNK:
-                        self._add_records(records)
-                        records = []
-                elif isinstance(one, Rows):
-                    self._add_rows(one)
-                else:
-                    self._notes.append(one)
-        finally:  # an error of the reader is not told before one of a request that came earlier
-            if records:
-                self._add_records(records)
+        rest = iter(found)
+        is_done = False
+        while not is_done:
+            chunk: list[RequestRecord | Rows | str] = []
+            try:
+                chunk.extend(islice(rest, _CHUNK))
+            finally:  # an error of the reader is not told before one of an earlier request
+                is_done = len(chunk) < _CHUNK
+                self._add_chunk(chunk)
+
+    def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
+        for kind, some in groupby(chunk, type):
+            if kind is RequestRecord:
+                self._add_records(list(some))  # type: ignore[arg-type]
+            elif kind is str:
+                self._notes += some  # type: ignore[arg-type]
+            else:
+                for rows in some:
+                    self._add_rows(rows)  # type: ignore[arg-type]
 
     def _add_records(self, records: list[RequestRecord]) -> None:
         lines, arrivals, prompts, outputs, ids, segments, sessions, thinks = zip(
             *records, strict=True
         )
-        nodes: list[int] = []
-        ends: list[int] = []
-        counts: list[int] = []
-        new, walk = self._prefix.new, self._prefix.walk
-        for prompt, own in zip(prompts, segments, strict=True):
-            if own is None:
-                nodes.append(new())
-                ends.append(prompt)
-                counts.append(1)
-            else:
-                own_nodes, own_ends = walk(own)
-                nodes += own_nodes
-                ends += own_ends
-                counts.append(len(own_nodes))
+        counts, nodes, ends = self._prefix.walk(
+            ((None, prompt),) if own is None else own
+            for prompt, own in zip(prompts, segments, strict=True)
+        )
         columns = (lines, arrivals, prompts, outputs, counts, nodes, ends)
         try:
             arrays = _Columns(*(np.array(values, dtype=np.int64) for values in (*columns, ())))
@@ -254,6 +249,8 @@ class TraceBuilder:
 
     def _name(self, ids: Sequence[str | None]) -> None:
         """Note the names of the latest requests; None has none."""
+        if not any(ids):
+            return
         first = self._num_rows - len(ids)
         for row, request_id in enumerate(ids, first):
             if request_id is not None and self._ids.setdefault(request_id, row) != row:
@@ -272,7 +269,7 @@ class TraceBuilder:
         )
 
     def _add_sessions(self, ids: Sequence[str | None], thinks: Sequence[int | None]) -> None:
-        if self._session_ids or any(session is not None for session in ids):
+        if self._session_ids or any(ids):
             missing = [None] * (self._num_rows - len(ids) - len(self._session_ids))
             self._session_ids += [*missing, *ids]
             self._think_ps += [*missing, *thinks]

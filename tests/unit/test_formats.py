@@ -56,8 +56,8 @@ def _seconds(trace: Trace) -> list[float]:
 
 
 def _columns(trace: Trace) -> dict[str, Any]:
-    names = ("arrival_ps", "num_prompt_tokens", "num_output_tokens", "segment_nodes")
-    names += ("segment_ends", "output_nodes", "num_shareable_tokens", "previous_turn", "think_ps")
+    names = ["arrival_ps", "num_prompt_tokens", "num_output_tokens", "segment_nodes"]
+    names += ["segment_ends", "output_nodes", "num_shareable_tokens", "previous_turn", "think_ps"]
     columns = {name: getattr(trace, name).tolist() for name in names}
     return columns | {"ids": trace.request_ids, "sessions": trace.session_ids}
 

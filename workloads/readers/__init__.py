@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from workloads.collector import few_collections
 from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.formats import READERS
 from workloads.readers.source import Source, opened
@@ -69,7 +70,7 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
     for part, one in enumerate(files):
         is_alone = one == Path(path)
         file = _File(one, where if is_alone else plain(str(one)), None if is_alone else part)
-        with closing(file.read(name, options, digest)) as found:
+        with few_collections(), closing(file.read(name, options, digest)) as found:
             builder.add(found, file.where)
         name = file.name
     assert name is not None, "there is a file"

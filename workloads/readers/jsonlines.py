@@ -1,7 +1,7 @@
 """Typed JSON lines: msgspec checks every value; here its errors become one line for a user."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -29,18 +29,30 @@ def rows(struct: type[T], source: Source) -> Iterator[tuple[int, T]]:
     Raises:
         TraceError: naming the field, its value and the expected form; `Source.number` is the line.
     """
+    for numbers, texts, found in batches(struct, source):
+        items = zip(numbers, texts, found, strict=True)
+        for source.number, source.text, row in items:
+            yield source.number, row
+
+
+def batches(
+    struct: type[T], source: Source
+) -> Iterator[tuple[Sequence[int], Sequence[bytes], Sequence[T]]]:
+    """Yield the items of *source* some at a time: their numbers, texts and structs; see `rows`."""
     decoder = msgspec.json.Decoder(struct)
     for numbers, texts in source.chunks():
         for start in range(0, len(texts), _BATCH):
-            part = slice(start, start + _BATCH)
+            some = texts[start : start + _BATCH]
+            places = numbers[start : start + _BATCH]
             try:
-                found = decoder.decode_lines(b"\n".join(texts[part]))
+                found = decoder.decode_lines(b"\n".join(some))
             except (msgspec.DecodeError, RecursionError):
                 found = []
-            is_whole = len(found) == len(texts[part])
-            for index, (number, text) in enumerate(zip(numbers[part], texts[part], strict=True)):
-                source.number, source.text = number, text
-                yield number, found[index] if is_whole else decode_line(struct, text)
+            if len(found) == len(some):
+                yield places, some, found
+                continue
+            for source.number, source.text in zip(places, some, strict=True):  # which is at fault?
+                yield (source.number,), (source.text,), (decode_line(struct, source.text),)
 
 
 _BATCH = 1024

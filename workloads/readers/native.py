@@ -1,16 +1,17 @@
 """kvsim's own format: the prompt as segments, token ids or a length; JSON lines or Parquet."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from workloads.errors import TraceError, did_you_mean, quote
-from workloads.readers.jsonlines import Count, Seconds, rows
+from workloads.readers.jsonlines import Count, Seconds, batches
 from workloads.readers.source import Source
 from workloads.readers.tokens import TokenTree
-from workloads.record import PS_PER_S, RequestRecord, Segment
+from workloads.record import PS_PER_S, RequestRecord, Rows, Segment
 
 MAX_ROWS = 1 << 28
 """Requests of a Parquet file, and elements of its lists in one row group: a small file of either
@@ -35,15 +36,14 @@ _PROMPT = ("prompt", "prompt_token_ids", "input_length")
 _OUTPUT = ("output_len", "output_length")
 
 
-def _exactly_one(keys: tuple[str, ...], *values: object) -> None:
-    """Raise `TraceError` unless one of *values*, those of *keys*, is given and no other."""
-    if values.count(None) != len(keys) - 1:
-        given = [key for key, value in zip(keys, values, strict=True) if value is not None]
-        found = f"{' and '.join(given)} are given" if given else f"{keys[0]} is missing"
-        raise TraceError(f"{found}: expected exactly one of {', '.join(keys)}")
+def _refuse(keys: tuple[str, ...], *values: object) -> NoReturn:
+    """Raise `TraceError`: not one of *values*, those of *keys*, is given."""
+    given = [key for key, value in zip(keys, values, strict=True) if value is not None]
+    found = f"{' and '.join(given)} are given" if given else f"{keys[0]} is missing"
+    raise TraceError(f"{found}: expected exactly one of {', '.join(keys)}")
 
 
-def read_native(source: Source) -> Iterator[RequestRecord]:
+def read_native(source: Source) -> Iterator[RequestRecord | Rows]:
     """Yield the native requests of a file of lines; times are seconds.
 
     ``input_length`` gives a prompt of unknown content.
@@ -52,24 +52,46 @@ def read_native(source: Source) -> Iterator[RequestRecord]:
         TraceError: on an unknown key, or a value that is missing, given twice or out of range.
     """
     tree = TokenTree()
-    for number, request in rows(_Request, source):
-        yield _record(number, request, tree)
+    for numbers, texts, requests in batches(_Request, source):
+        lengths = _lengths(numbers, requests)
+        if lengths is not None:
+            yield lengths
+            continue
+        for source.number, source.text, request in zip(numbers, texts, requests, strict=True):
+            yield _record(source.number, request, tree)
+
+
+def _lengths(numbers: Sequence[int], requests: Sequence[_Request]) -> Rows | None:
+    """Answer *requests* as columns if they are all of lengths and nothing else, which is fast."""
+    prompts = [request.input_length for request in requests]
+    outputs = [request.output_len for request in requests]
+    if None in prompts or None in outputs:
+        return None
+    others = [(r.request_id, r.prompt, r.prompt_token_ids, r.output_length) for r in requests]
+    sessions = [(r.session_id, r.think_time) for r in requests]
+    if any(map(any, others)) or any(map(any, sessions)):
+        return None
+    seconds = np.array([request.arrival_time for request in requests])
+    arrivals = np.rint(seconds * PS_PER_S).astype(np.int64)
+    columns = (np.array(values, dtype=np.int64) for values in (numbers, prompts, outputs))
+    lines, prompt_column, output_column = columns
+    return Rows(lines, arrivals, prompt_column, output_column)
 
 
 def _record(number: int, request: _Request, tree: TokenTree) -> RequestRecord:
-    prompt, token_ids = request.prompt, request.prompt_token_ids
-    _exactly_one(_PROMPT, prompt, token_ids, request.input_length)
-    _exactly_one(_OUTPUT, request.output_len, request.output_length)
-    segments: list[Segment] | None = None
-    if prompt is not None:
-        segments = [*prompt]
-    elif token_ids is not None:
-        segments = [*tree.prompt(token_ids)]
+    prompt, token_ids, length = request.prompt, request.prompt_token_ids, request.input_length
+    if (prompt is None) + (token_ids is None) + (length is None) != 2:
+        _refuse(_PROMPT, prompt, token_ids, length)
+    if (request.output_len is None) is (request.output_length is None):
+        _refuse(_OUTPUT, request.output_len, request.output_length)
+    segments: Sequence[Segment] | None = prompt
+    if token_ids is not None:
+        segments = tree.prompt(token_ids)
     think = request.think_time
     return RequestRecord(
         number,
         round(request.arrival_time * PS_PER_S),
-        request.input_length or sum([length for _, length in segments or ()]),
+        sum([tokens for _, tokens in segments]) if segments else length or 0,
         request.output_len or request.output_length or 0,
         request.request_id,
         segments,
