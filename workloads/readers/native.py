@@ -63,19 +63,20 @@ def read_native(source: Source) -> Iterator[RequestRecord | Rows]:
 
 def _lengths(numbers: Sequence[int], requests: Sequence[_Request]) -> Rows | None:
     """Answer *requests* as columns if they are all of lengths and nothing else, which is fast."""
-    prompts = [request.input_length for request in requests]
-    outputs = [request.output_len for request in requests]
-    if None in prompts or None in outputs:
+    columns = zip(*map(msgspec.structs.astuple, requests), strict=True)
+    of = dict(zip(_Request.__struct_fields__, columns, strict=True))
+    given = {name for name, values in of.items() if values.count(None) < len(requests)}
+    if given != _LENGTHS or None in of["input_length"] or None in of["output_len"]:
         return None
-    others = [(r.request_id, r.prompt, r.prompt_token_ids, r.output_length) for r in requests]
-    sessions = [(r.session_id, r.think_time) for r in requests]
-    if any(map(any, others)) or any(map(any, sessions)):
-        return None
-    seconds = np.array([request.arrival_time for request in requests])
-    arrivals = np.rint(seconds * PS_PER_S).astype(np.int64)
-    columns = (np.array(values, dtype=np.int64) for values in (numbers, prompts, outputs))
-    lines, prompt_column, output_column = columns
-    return Rows(lines, arrivals, prompt_column, output_column)
+    return Rows(
+        np.array(numbers, dtype=np.int64),
+        np.rint(np.array(of["arrival_time"]) * PS_PER_S).astype(np.int64),
+        np.array(of["input_length"], dtype=np.int64),
+        np.array(of["output_len"], dtype=np.int64),
+    )
+
+
+_LENGTHS = {"arrival_time", "input_length", "output_len"}
 
 
 def _record(number: int, request: _Request, tree: TokenTree) -> RequestRecord:

@@ -6,7 +6,7 @@ before it fills memory: lines without end, archives that expand without end, byt
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +30,7 @@ MAX_DOCUMENT_BYTES = 1 << 27
 MAX_RATIO = 250
 """How many times longer than its file a text may be. Traces compress up to about 50 times."""
 
-Chunk = tuple[list[int], list[bytes]]
+Chunk = tuple[Sequence[int], list[bytes]]
 """Numbers (1-based) and texts of some items."""
 
 
@@ -218,7 +218,7 @@ class Source:
     def _numbered(self, end: int, lines: list[bytes]) -> Iterator[Chunk]:
         """Yield *lines*, which come after line *end*, as a chunk if they are not all blank."""
         texts = [line.strip() for line in lines]
-        numbers = list(range(end + 1, end + 1 + len(texts)))
+        numbers: Sequence[int] = range(end + 1, end + 1 + len(texts))
         if not all(texts):
             numbers = [number for number, text in zip(numbers, texts, strict=True) if text]
             texts = [text for text in texts if text]
@@ -226,11 +226,11 @@ class Source:
             self._check_text(numbers, texts)
             yield numbers, texts
 
-    def _check_text(self, numbers: list[int], texts: list[bytes]) -> None:
+    def _check_text(self, numbers: Sequence[int], texts: list[bytes]) -> None:
         """Raise `TraceError` naming the first byte that is not UTF-8."""
+        if all(map(bytes.isascii, texts)):
+            return
         for number, text in zip(numbers, texts, strict=True):
-            if text.isascii():
-                continue
             try:
                 text.decode()
             except UnicodeDecodeError as error:

@@ -80,7 +80,7 @@ class _Reader:
             name: _FORMS[kind] for name, kind in kinds.items() if name in self.header
         }
 
-    def blocks(self) -> Iterator[tuple[list[int], list[bytes]]]:
+    def blocks(self) -> Iterator[tuple[Sequence[int], list[bytes]]]:
         """Yield the lines behind the header."""
         skipped = 1
         for numbers, texts in self._source.chunks():
@@ -111,7 +111,7 @@ class _Reader:
             ),
         )
 
-    def block(self, numbers: list[int], texts: list[bytes]) -> Columns:
+    def block(self, numbers: Sequence[int], texts: list[bytes]) -> Columns:
         """Answer the rows in *texts*."""
         try:
             table = self._parse(texts, list(self.forms))
@@ -133,7 +133,7 @@ class _Reader:
                 self._refuse_value(numbers[row], texts[row], name)
         return Columns(np.array(numbers, dtype=np.int64), values)
 
-    def _refuse(self, numbers: list[int], texts: list[bytes]) -> None:
+    def _refuse(self, numbers: Sequence[int], texts: list[bytes]) -> None:
         """Raise `TraceError` for the first of *texts* that Arrow refuses."""
         low, high = 0, len(texts)
         while high - low > 1:

@@ -190,7 +190,7 @@ def read_chat(
     ``messages`` are the prompt; the answer is ``response`` (text, or a completion), ``choices``, or
     a last message of the assistant; else ``output_length`` or ``max_tokens`` say how long it was.
     Times (``timestamp``, ``created``, ``created_at``) are seconds, multiplied by *sec_multiplier*,
-    or ISO 8601, and count from the first line's: a log is in order, but for a minute.
+    or ISO 8601, and count from the first line's, the earliest.
 
     Raises:
         TraceError: on a value that is missing or of another type.
@@ -217,6 +217,8 @@ def read_chat(
                 )
         at = _seconds(chat) * sec_multiplier
         start = at if start is None else start
+        if at < start:
+            raise TraceError(f"time {at:g} is before the first line's: expected a log in order")
         arrival = round(min(at - start, MAX_ARRIVAL_S + 1) * PS_PER_S)
         session = None if chat.session_id is None else f"{source.prefix}{chat.session_id}"
         yield RequestRecord(number, arrival, length, output, name, segments, session)
