@@ -29,12 +29,17 @@ class LoadConfig(_Concern, frozen=True):
     trace: Annotated[
         str | None,
         Meta(
-            description="Trace file to replay, or a specification (.toml) of one to generate "
+            description="Trace to replay: a file, a folder of files, - for standard input, or a "
+            "specification (.toml) of one to generate "
             "[default: a small shipped workload]."
         ),
     ] = None
     trace_format: Annotated[
-        str | None, Meta(description="Format of the trace [default: detected from its content].")
+        str | None,
+        Meta(
+            description="Format of the trace, and options of it as NAME:KEY=VALUE,KEY=VALUE "
+            "[default: detected from its content]."
+        ),
     ] = None
     request_rate: Annotated[
         RequestRate | None,

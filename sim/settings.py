@@ -214,7 +214,10 @@ def convert(setting: Setting, given: Given) -> Any:
         ConfigError: it is none; with what was expected.
     """
     value, kind = given.value, setting.type
-    if setting.choices and value not in setting.choices:
+    chosen = value
+    if setting.name == "trace_format":  # which may set options of the format
+        chosen = str(value).partition(":")[0]
+    if setting.choices and chosen not in setting.choices:
         raise ConfigError(
             f"{given.where}: unknown value {quote(value)}; "
             f"{did_you_mean(str(value), setting.choices)}"

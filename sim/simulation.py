@@ -1,8 +1,6 @@
 """Assemble one run from its configuration: pool, allocator, scheduler, step time, engine."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -24,6 +22,7 @@ from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.timing import CONTIGUOUS, Deployment, make_step_time
 from sim.timing.base import StepTimeModel
+from workloads.collector import few_collections
 from workloads.errors import did_you_mean
 from workloads.record import Trace
 
@@ -143,18 +142,6 @@ class Simulation:
             on_scheduled=write_block_tables if block_tables else None,
             on_step=on_step,
         )
-        with _few_collections():
+        with few_collections():
             engine.run()
         return self.result
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Look for garbage seldom: a run makes no cycles, and its requests take long to search."""
-    before = gc.get_threshold()
-    if before[0]:  # else it is off
-        gc.set_threshold(max(before[0], 100_000), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -145,9 +145,10 @@ def generate(path: str | Path, seed: int = 0) -> Trace:
         records, notes = make_records(spec, seed)
     except TraceError as error:
         raise TraceError(f"{spec.name}: {error}") from error
+    # Stable: of two at one instant, the earlier session is first.
+    records.sort(key=lambda record: record.arrival_ps)
     return build_trace(
-        # Stable: of two at one instant, the earlier session is first.
-        sorted(records, key=lambda record: record.arrival_ps),
+        records,
         name=spec.name,
         trace_format=SPEC_FORMAT,
         sha256=digest.hexdigest(),

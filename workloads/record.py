@@ -1,9 +1,10 @@
 """What a trace is: one record a request, kept as columns, with the identity of every prompt prefix.
 
 A prompt is a sequence of segments ``(content id, length)``; token *i* of a segment is the pair
-(content id, *i*). A shared system prompt is one segment, a Mooncake hash id is a segment of 512
-tokens, a token id is a segment of length 1. The output of a request is a segment of its own,
-``out:<request id>``, so that a later prompt can repeat it.
+(content id, *i*). A shared system prompt is one segment, a run of consecutive hash ids is one, and
+so is what a prompt of token ids does not share with those before it. Content None is known to
+nobody else. The output of a request is a segment of its own, ``out:<request id>``, so that a later
+prompt can repeat it.
 
 Prefix identity needs no hashing of tokens. Two prompts agree up to a token exactly when they agree
 on all segments before it, on the content id of the segment that holds it, and on the offset in that
@@ -12,15 +13,16 @@ same content behind the same prefix. The pair (node, offset) names a whole prefi
 vLLM's chained block hash does (``v1/core/kv_cache_utils.py``, ``hash_block_tokens``).
 """
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from workloads.errors import TraceError, quote
+from workloads.prefix import PrefixNodes, shareable_tokens
 
 PS_PER_S = 10**12
 """Ticks a second. Time is an integer number of picoseconds, so that sums are exact."""
@@ -31,9 +33,13 @@ MAX_ARRIVAL_S = 9_000_000
 MAX_TOKENS = 2**31 - 1
 """Longest prompt or output, so that (node, offset) fits one 64-bit key."""
 
-ContentId = str | int
+ContentId = str | int | tuple[str | int, ...] | None
 Segment = tuple[ContentId, int]
+
 IntArray = npt.NDArray[np.int64]
+
+_CHUNK = 4096
+"""Records that are turned into columns at a time."""
 
 
 class RequestRecord(NamedTuple):
@@ -42,7 +48,7 @@ class RequestRecord(NamedTuple):
     *line* is where it stood (1-based), for messages. *segments* is None where the trace says
     nothing about content: then no other prompt shares anything with it. Requests of one
     *session_id* are its turns, in the order of arrival; *think_ps* is how long after the end of the
-    turn before one is asked.
+    turn before one is asked, None where that is not known.
     """
 
     line: int
@@ -52,7 +58,22 @@ class RequestRecord(NamedTuple):
     request_id: str | None = None
     segments: Sequence[Segment] | None = None
     session_id: str | None = None
-    think_ps: int = 0
+    think_ps: int | None = None
+
+
+class Rows(NamedTuple):
+    """Many requests of unknown content and without ids, as columns of equal length.
+
+    What a `RequestRecord` has of the same name, in bulk; *session_ids* is None where there are no
+    sessions.
+    """
+
+    lines: IntArray
+    arrival_ps: IntArray
+    num_prompt_tokens: IntArray
+    num_output_tokens: IntArray
+    session_ids: Sequence[str | None] | None = None
+    think_ps: Sequence[int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +90,17 @@ class Trace:
         segment_nodes: int64 [num_segments], prefix node of each prompt segment (module docstring).
         segment_ends: int64 [num_segments], prompt tokens up to and including the segment.
         output_nodes: int64 [num_requests], prefix node of the output segment.
-        num_shareable_tokens: int64 [num_requests], leading tokens of prompt and output in segments
-            whose node some other request has too.
+        num_shareable_tokens: int64 [num_requests], leading tokens of prompt and output that some
+            other request has too.
         previous_turn: int64 [num_requests], the row of the turn before in the same session; -1
             where there is none.
-        think_ps: int64 [num_requests], picoseconds from the end of that turn to this one.
+        think_ps: int64 [num_requests], picoseconds from the end of that turn to this one; 0 where
+            there is none.
         name: the file, for messages and the manifest.
         trace_format: the reader's name.
         sha256: of the bytes read.
         notes: what the reader changed or left out, in words for the report.
+        session_ids: the session of each request; empty where the trace has no sessions.
     """
 
     arrival_ps: IntArray
@@ -95,36 +118,27 @@ class Trace:
     trace_format: str
     sha256: str
     notes: tuple[str, ...] = ()
+    session_ids: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.request_ids)
 
 
-class _PrefixNodes:
-    """Numbers every distinct (prefix, content): equal numbers, equal token sequences.
+class _Columns(NamedTuple):
+    """Columns of a trace in the making; each array is int64."""
 
-    The key of a node is (node before it, tokens of that node before it, content id).
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, Hashable], int] = {}
-
-    def walk(self, segments: Iterable[tuple[Hashable, int]]) -> tuple[list[int], list[int]]:
-        """Answer the node of each of *segments* and the tokens up to and including it."""
-        numbers = self._numbers
-        nodes: list[int] = []
-        ends: list[int] = []
-        node, length_before, end = 0, 0, 0
-        for content, length in segments:
-            node = numbers.setdefault((node, length_before, content), len(numbers) + 1)
-            length_before = length
-            end += length
-            nodes.append(node)
-            ends.append(end)
-        return nodes, ends
+    lines: IntArray
+    arrivals: IntArray
+    prompts: IntArray
+    outputs: IntArray
+    counts: IntArray
+    """Segments of each request."""
+    nodes: IntArray
+    ends: IntArray
+    output_nodes: IntArray
 
 
-def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: str) -> None:
+def _check(record: RequestRecord, where: str) -> None:
     """Raise `TraceError` unless the engine can run *record*."""
     at = f"{where}, line {record.line}"
     if not 0 <= record.arrival_ps <= MAX_ARRIVAL_S * PS_PER_S:
@@ -145,119 +159,252 @@ def _check(record: RequestRecord, where: str, seen: dict[str, int], request_id: 
                 f"{at}: prompt length {record.num_prompt_tokens}: expected it to be the sum of "
                 f"its segments' lengths, each 1 or more: {quote(lengths)}"
             )
-    if request_id in seen:
-        raise TraceError(
-            f"{at}: request id {quote(request_id)} is already used on line {seen[request_id]}"
-            + ("" if record.request_id else " (this line has none, so its row names it)")
+
+
+class TraceBuilder:
+    """Makes the columns of a trace from what readers yield, a few thousand requests at a time."""
+
+    def __init__(self) -> None:
+        self._prefix = PrefixNodes()
+        self._rows: list[_Columns] = []
+        self._ids: dict[str, int] = {}  # row by request id, of the requests that have one
+        self._session_ids: list[str | None] = []  # empty until there is one
+        self._think_ps: list[int | None] = []
+        self._files: list[tuple[int, str]] = []  # first row and name
+        self._num_rows = 0
+        self._notes: list[str] = []
+
+    def add(self, found: Iterable[RequestRecord | Rows | str], where: str) -> None:
+        """Take in what the reader of the file *where* yields.
+
+        Raises:
+            TraceError: on the first request that cannot be run, naming *where* and its line.
+        """
+        self._files.append((self._num_rows, where))
+        rest = iter(found)
+        is_done = False
+        while not is_done:
+            chunk: list[RequestRecord | Rows | str] = []
+            try:
+                chunk.extend(islice(rest, _CHUNK))
+            finally:  # an error of the reader is not told before one of an earlier request
+                is_done = len(chunk) < _CHUNK
+                self._add_chunk(chunk)
+
+    def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
+        for kind, some in groupby(chunk, type):
+            if kind is RequestRecord:
+                self._add_records(list(some))  # type: ignore[arg-type]
+            elif kind is str:
+                self._notes += some  # type: ignore[arg-type]
+            else:
+                for rows in some:
+                    self._add_rows(rows)  # type: ignore[arg-type]
+
+    def _add_records(self, records: list[RequestRecord]) -> None:
+        lines, arrivals, prompts, outputs, ids, segments, sessions, thinks = zip(
+            *records, strict=True
         )
+        counts, nodes, ends = self._prefix.walk(
+            ((None, prompt),) if own is None else own
+            for prompt, own in zip(prompts, segments, strict=True)
+        )
+        columns = (lines, arrivals, prompts, outputs, counts, nodes, ends)
+        try:
+            arrays = _Columns(*(np.array(values, dtype=np.int64) for values in (*columns, ())))
+        except OverflowError:
+            for record in records:
+                _check(record, self._files[-1][1])
+            raise
+        self._append(arrays, records)
+        self._name(ids)
+        self._add_sessions(sessions, thinks)
+
+    def _add_rows(self, rows: Rows) -> None:
+        count = len(rows.lines)
+        nodes = self._prefix.new(count) + np.arange(count)
+        counts = np.ones(count, dtype=np.int64)
+        self._append(_Columns(*rows[:4], counts, nodes, rows.num_prompt_tokens, nodes))
+        self._add_sessions(rows.session_ids or [None] * count, rows.think_ps or [None] * count)
+
+    def _append(self, rows: _Columns, records: Sequence[RequestRecord] = ()) -> None:
+        """Keep *rows* with nodes for their outputs, or refuse the first that cannot run."""
+        latest = MAX_ARRIVAL_S * PS_PER_S
+        wrong = (rows.arrivals < 0) | (rows.arrivals > latest) | (rows.counts < 1)
+        wrong |= np.minimum(rows.prompts, rows.outputs) < 1
+        wrong |= np.maximum(rows.prompts, rows.outputs) > MAX_TOKENS
+        if records and not wrong.any():
+            last = np.cumsum(rows.counts) - 1
+            lengths = np.diff(rows.ends, prepend=0)
+            lengths[last[:-1] + 1] = rows.ends[last[:-1] + 1]
+            wrong |= (rows.ends[last] != rows.prompts) | (lengths < 1).any()
+        for row in np.flatnonzero(wrong).tolist():
+            line, arrival, prompt, output = (int(column[row]) for column in rows[:4])
+            record = records[row] if records else RequestRecord(line, arrival, prompt, output)
+            _check(record, self._files[-1][1])
+        count = len(rows.lines)
+        output_nodes = self._prefix.new(count) + np.arange(count)
+        self._rows.append(rows._replace(output_nodes=output_nodes))
+        self._num_rows += count
+
+    def _name(self, ids: Sequence[str | None]) -> None:
+        """Note the names of the latest requests; None has none."""
+        if not any(ids):
+            return
+        first = self._num_rows - len(ids)
+        for row, request_id in enumerate(ids, first):
+            if request_id is not None and self._ids.setdefault(request_id, row) != row:
+                raise self._used_twice(row, request_id)
+
+    def _used_twice(self, row: int, request_id: str, why: str = "") -> TraceError:
+        lines = np.concatenate([columns.lines for columns in self._rows])
+        earlier = self._ids[request_id]
+        where, other = (
+            [name for start, name in self._files if start <= r][-1] for r in (row, earlier)
+        )
+        place = f"line {lines[earlier]}" if other == where else f"line {lines[earlier]} of {other}"
+        return TraceError(
+            f"{where}, line {lines[row]}: request id {quote(request_id)} is already used on {place}"
+            f"{why}"
+        )
+
+    def _add_sessions(self, ids: Sequence[str | None], thinks: Sequence[int | None]) -> None:
+        if self._session_ids or any(ids):
+            missing = [None] * (self._num_rows - len(ids) - len(self._session_ids))
+            self._session_ids += [*missing, *ids]
+            self._think_ps += [*missing, *thinks]
+
+    def finish(
+        self, *, name: str, trace_format: str, sha256: str = "", notes: Sequence[str] = ()
+    ) -> Trace:
+        """Answer the trace of all requests, sorted by arrival (stable).
+
+        Requests without an id are named ``r<row>`` by their place.
+
+        Raises:
+            TraceError: there is no request, or a name of such a request is another's id.
+        """
+        if not self._rows:
+            raise TraceError(f"{name}: no requests in it: expected at least one")
+        names = self._names()
+        rows = _Columns(*(np.concatenate(column) for column in zip(*self._rows, strict=True)))
+        self._rows = []
+        self._repeat_outputs(rows, names)
+        notes = [*notes, *self._notes]
+        out_of_order = int((np.diff(rows.arrivals) < 0).sum())
+        if out_of_order:
+            order = np.argsort(rows.arrivals, kind="stable")
+            rows = _ordered(rows, order)
+            names = [names[row] for row in order.tolist()]
+            if self._session_ids:
+                self._session_ids = [self._session_ids[row] for row in order.tolist()]
+                self._think_ps = [self._think_ps[row] for row in order.tolist()]
+            notes.append(
+                f"sorted by arrival time: {out_of_order} requests came before their predecessor"
+            )
+        previous, think_ps = self._turns(rows.arrivals, notes)
+        offsets = np.concatenate([[0], np.cumsum(rows.counts)])
+        tokens = (rows.prompts, rows.outputs)
+        shape = (offsets, rows.nodes, rows.ends, rows.output_nodes)
+        return Trace(
+            rows.arrivals,
+            *tokens,
+            names,
+            *shape,
+            shareable_tokens(*tokens, *shape),
+            previous,
+            think_ps,
+            name=name,
+            trace_format=trace_format,
+            sha256=sha256,
+            notes=tuple(notes),
+            session_ids=self._session_ids,
+        )
+
+    def _names(self) -> list[str]:
+        """Answer the id of every request."""
+        names = [f"r{row}" for row in range(self._num_rows)]
+        for request_id, row in self._ids.items():
+            names[row] = request_id
+        if self._ids:
+            for row, request_id in enumerate(names):
+                if self._ids.get(request_id, row) != row:
+                    why = " (this line has none, so its row names it)"
+                    raise self._used_twice(row, request_id, why)
+        return names
+
+    def _repeat_outputs(self, rows: _Columns, names: list[str]) -> None:
+        """Give the outputs that prompts repeat the nodes that they have there."""
+        last = np.cumsum(rows.counts) - 1
+        row_of = self._ids if len(self._ids) == len(names) else None
+        for before, length, request_id, node in self._prefix.repeats:
+            if row_of is None:
+                row_of = {name: row for row, name in enumerate(names)}
+            row = row_of.get(request_id)
+            if row is None or rows.nodes[last[row]] != before:
+                continue
+            start = rows.ends[last[row] - 1] if rows.counts[row] > 1 else 0
+            if rows.ends[last[row]] - start == length:  # else it is behind another prompt
+                rows.output_nodes[row] = node
+
+    def _turns(self, arrivals: IntArray, notes: list[str]) -> tuple[IntArray, IntArray]:
+        """Answer the columns `Trace.previous_turn` and `Trace.think_ps`."""
+        previous = np.full(self._num_rows, -1, dtype=np.int64)
+        think_ps = np.zeros(self._num_rows, dtype=np.int64)
+        latest: dict[str, int] = {}
+        unknown: list[int] = []
+        for row, session in enumerate(self._session_ids):
+            if session is None:
+                continue
+            earlier = latest.get(session)
+            latest[session] = row
+            if earlier is not None:
+                previous[row] = earlier
+                think = self._think_ps[row]
+                if think is None:
+                    unknown.append(row)
+                else:
+                    think_ps[row] = think
+        if unknown:
+            think_ps[unknown] = arrivals[unknown] - arrivals[previous[unknown]]
+            notes.append(
+                f"{len(unknown)} think times are not known: gaps between arrivals stand for them"
+            )
+        return previous, think_ps
+
+
+def _ordered(rows: _Columns, order: IntArray) -> _Columns:
+    """Answer *rows* in *order*, their segments with them."""
+    counts = rows.counts[order]
+    ends = np.cumsum(counts)
+    firsts = np.cumsum(rows.counts) - rows.counts
+    segments = np.arange(ends[-1]) + np.repeat(firsts[order] - (ends - counts), counts)
+    return rows._replace(
+        lines=rows.lines[order],
+        arrivals=rows.arrivals[order],
+        prompts=rows.prompts[order],
+        outputs=rows.outputs[order],
+        counts=counts,
+        nodes=rows.nodes[segments],
+        ends=rows.ends[segments],
+        output_nodes=rows.output_nodes[order],
+    )
 
 
 def build_trace(
-    records: Iterable[RequestRecord],
+    records: Iterable[RequestRecord | Rows | str],
     *,
     name: str,
     trace_format: str,
     sha256: str = "",
     notes: Sequence[str] = (),
 ) -> Trace:
-    """Check *records*, sort them by arrival (stable) and turn them into columns.
-
-    Requests without an id are named ``r<row>`` by their place in the file.
+    """Check *records*, sort them by arrival and turn them into columns; see `TraceBuilder`.
 
     Raises:
         TraceError: on the first record that cannot be run, naming *name* and its line; or if
             there is no record at all.
     """
-    seen: dict[str, int] = {}
-    rows: list[tuple[str, RequestRecord]] = []
-    for row, record in enumerate(records):
-        request_id = f"r{row}" if record.request_id is None else record.request_id
-        _check(record, name, seen, request_id)
-        seen[request_id] = record.line
-        rows.append((request_id, record))
-    if not rows:
-        raise TraceError(f"{name}: no requests in it: expected at least one")
-    notes = list(notes)
-    arrivals = [record.arrival_ps for _, record in rows]
-    out_of_order = sum(later < earlier for earlier, later in pairwise(arrivals))
-    if out_of_order:
-        rows.sort(key=lambda row: row[1].arrival_ps)
-        notes.append(
-            f"sorted by arrival time: {out_of_order} requests came before their predecessor"
-        )
-    return _to_columns(rows, name, trace_format, sha256, tuple(notes))
-
-
-def _to_columns(
-    rows: list[tuple[str, RequestRecord]],
-    name: str,
-    trace_format: str,
-    sha256: str,
-    notes: tuple[str, ...],
-) -> Trace:
-    """Answer checked *rows* of (request id, record), in their order, as columns."""
-    prefix = _PrefixNodes()
-    offsets: list[int] = [0]
-    nodes: list[int] = []
-    ends: list[int] = []
-    outputs: list[int] = []
-    for request_id, record in rows:
-        # Unknown content: one segment under a name that no other prompt can use.
-        prompt: Sequence[tuple[Hashable, int]] = record.segments or [
-            ((request_id,), record.num_prompt_tokens)
-        ]
-        row_nodes, row_ends = prefix.walk(
-            [*prompt, (f"out:{request_id}", record.num_output_tokens)]
-        )
-        outputs.append(row_nodes.pop())
-        nodes += row_nodes
-        ends += row_ends[:-1]
-        offsets.append(len(nodes))
-    records = [record for _, record in rows]
-
-    def column(values: list[int]) -> IntArray:
-        return np.array(values, dtype=np.int64)
-
-    columns = {
-        "num_prompt_tokens": column([record.num_prompt_tokens for record in records]),
-        "num_output_tokens": column([record.num_output_tokens for record in records]),
-        "segment_offsets": column(offsets),
-        "segment_nodes": column(nodes),
-        "segment_ends": column(ends),
-        "output_nodes": column(outputs),
-    }
-    last: dict[str, int] = {}
-    previous = []
-    for row, record in enumerate(records):
-        previous.append(-1 if record.session_id is None else last.get(record.session_id, -1))
-        if record.session_id is not None:
-            last[record.session_id] = row
-    return Trace(
-        arrival_ps=column([record.arrival_ps for record in records]),
-        num_shareable_tokens=_shareable_tokens(**columns),
-        previous_turn=column(previous),
-        think_ps=column([record.think_ps for record in records]),
-        request_ids=[request_id for request_id, _ in rows],
-        name=name,
-        trace_format=trace_format,
-        sha256=sha256,
-        notes=notes,
-        **columns,
-    )
-
-
-def _shareable_tokens(
-    *,
-    num_prompt_tokens: IntArray,
-    num_output_tokens: IntArray,
-    segment_offsets: IntArray,
-    segment_nodes: IntArray,
-    segment_ends: IntArray,
-    output_nodes: IntArray,
-) -> IntArray:
-    """Answer `Trace.num_shareable_tokens`. What follows a private segment is private too."""
-    uses = np.bincount(np.concatenate([segment_nodes, output_nodes]))
-    first = segment_offsets[:-1]
-    num_shared = np.add.reduceat((uses[segment_nodes] > 1).astype(np.int64), first)
-    in_prompt = np.where(num_shared > 0, segment_ends[first + np.maximum(num_shared, 1) - 1], 0)
-    return np.where(uses[output_nodes] > 1, num_prompt_tokens + num_output_tokens, in_prompt)
+    builder = TraceBuilder()
+    builder.add(records, name)
+    return builder.finish(name=name, trace_format=trace_format, sha256=sha256, notes=notes)

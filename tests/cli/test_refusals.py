@@ -53,7 +53,7 @@ RUNS: list[tuple[list[str], int, list[str]]] = [
     (["--placement", "budy"], 2, ["--placement", "did you mean 'buddy'?", "buddy, first_fit"]),
     (["--reservation", "pow"], 2, ["--reservation", "did you mean 'pow2'?"]),
     (["--trace-format", "natve"], 2, ["--trace-format", "did you mean 'native'?", "mooncake"]),
-    (["--trace-format", "azure2023"], 1, ["tokens.jsonl, line 1", "this line looks like native"]),
+    (["--trace-format", "azure"], 1, ["tokens.jsonl, line 1", "this line looks like native"]),
     (["--step-time", "rooflin"], 2, ["--step-time 'rooflin'", "did you mean 'roofline'?"]),
     (["--step-time", "linear:1,2"], 2, ["has 2 numbers, expected linear:BASE,PER_TOKEN,PER_"]),
     (["--step-time", "linear:1,-2,3"], 2, ["--step-time: linear's PER_TOKEN is -2.0, expected"]),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.test_formats import SAMPLES, TIMED
 from workloads.errors import MAX_QUOTE, TraceError
-from workloads.formats import READERS
 from workloads.readers import read_trace
 from workloads.record import Trace
 
@@ -64,8 +64,8 @@ def test_native_token_ids_lengths_and_null(read: Read) -> None:
         + _native(prompt=None, input_length=9, request_id="named")
         + '\n{"arrival_time": 1, "prompt": null, "input_length": 2, "output_length": 3}'
     )
-    assert trace.segment_offsets.tolist() == [0, 3, 4, 5]
-    assert trace.segment_ends.tolist() == [1, 2, 3, 9, 2]
+    assert trace.segment_offsets.tolist() == [0, 1, 2, 3]
+    assert trace.segment_ends.tolist() == [3, 9, 2]
     assert trace.num_prompt_tokens.tolist() == [3, 9, 2]
     assert trace.request_ids == ["r0", "named", "r2"]
 
@@ -74,9 +74,9 @@ def test_mooncake(read: Read) -> None:
     trace = read(MOONCAKE)
     assert trace.trace_format == "mooncake"
     assert trace.arrival_ps.tolist() == [2_000_000_000]
-    assert trace.segment_ends.tolist() == [512, 513]
+    assert trace.segment_ends.tolist() == [513]
     full = read(_mooncake(input_length=1024, timestamp=0.5))
-    assert full.segment_ends.tolist() == [512, 1024]
+    assert full.segment_ends.tolist() == [1024]
     assert full.arrival_ps.tolist() == [500_000_000]
 
 
@@ -93,7 +93,7 @@ def test_azure_keeps_seven_digits_and_starts_at_the_earliest(read: Read) -> None
         "2024-01-01 00:00:01,7,8",
     ]
     trace = read("\r\n".join([HEADER, *rows]))
-    assert trace.trace_format == "azure2023"
+    assert trace.trace_format == "azure"
     ticks = [0, 9_999_998, 10_000_000, 19_999_999]
     assert trace.arrival_ps.tolist() == [tick * 100_000 for tick in ticks]
     assert trace.num_prompt_tokens.tolist() == [3, 1, 5, 7]
@@ -117,14 +117,14 @@ def test_line_ends_bom_and_blank_lines_change_nothing(read: Read, lines: list[st
 
 
 def test_every_format_can_be_named(read: Read) -> None:
-    for name, content in (("azure2023", f"{HEADER}\n{ROW}"), ("mooncake", MOONCAKE)):
+    for name, content in (("azure", f"{HEADER}\n{ROW}"), ("mooncake", MOONCAKE)):
         assert read(content, name).trace_format == name
-    assert set(READERS) == {"azure2023", "mooncake", "native"}
 
 
 def test_a_long_line_is_read(read: Read) -> None:
     tokens = list(range(200_000))
-    assert len(read(_native(prompt=None, prompt_token_ids=tokens)).segment_nodes) == 200_000
+    trace = read(_native(prompt=None, prompt_token_ids=tokens))
+    assert trace.segment_ends.tolist() == [200_000]
 
 
 # Refused: (content, line or None, words of the message)
@@ -134,9 +134,11 @@ REFUSED = {
     "empty": ("", None, ["empty", "expected at least one request"]),
     "blank lines": ("\n \n\r\n", 3, ["empty"]),
     "bom only": (b"\xef\xbb\xbf", 1, ["empty"]),
-    "unknown format": ("a,b,c\n", 1, ["unknown format 'a,b,c'", "azure2023", "mooncake", "native"]),
+    "unknown format": ("a,b,c\n", 1, ["unknown format 'a,b,c'", "azure", "mooncake", "native"]),
     "not utf-8": (NATIVE.encode() + b"\n\xff\n", 2, ["0xff at column 1", "not UTF-8"]),
-    "gzip": (b"\x1f\x8b\x08\x00", 1, ["0x8b at column 2", "uncompressed"]),
+    "cut gzip": (b"\x1f\x8b\x08\x00", None, ["cannot be read (Truncated compressed stream)"]),
+    "cut zstd": (b"\x28\xb5\x2f\xfd\x04", None, ["cannot be read (", "expected a readable file"]),
+    "no parquet": (b"PAR1PAR1", None, ["no Parquet file that can be read ("]),
     "utf-16": ("\ufeff{}".encode("utf-16-le"), 1, ["not UTF-8"]),
     "null bytes": (NATIVE.replace("{", "{\0"), 1, [r"column 2, '\x00"]),
     "null byte in csv": (f"{HEADER}\n{ROW}\0", 2, [r"GeneratedTokens '44\x00'"]),
@@ -235,7 +237,7 @@ REFUSED = {
     "missing timestamp": (
         MOONCAKE + "\n" + _mooncake(timestamp=None),
         2,
-        ["timestamp is missing: expected keys timestamp, input_length, output_length, hash_ids"],
+        ["timestamp is missing: expected milliseconds, as before"],
     ),
     "negative timestamp": (_mooncake(timestamp=-1), 1, ["timestamp -1: expected float >= 0"]),
     "zero input": (_mooncake(input_length=0), 1, ["input_length 0: expected int >= 1"]),
@@ -247,25 +249,24 @@ REFUSED = {
     "one hash id too few": (_mooncake(hash_ids=[1]), 1, ["hash_ids has 1 ids: expected 2"]),
     "no hash ids": (_mooncake(hash_ids=[]), 1, ["hash_ids has 0 ids: expected 2"]),
     "hash id string": (_mooncake(hash_ids=[0, "1"]), 1, ["hash_ids[1] '1': expected int, got str"]),
-    "null hash ids": (
-        MOONCAKE.replace("[0, 1]", "null"),
-        1,
-        ["hash_ids None: expected array, got null"],
-    ),
     # azure
     "header only": (HEADER + "\r\n", None, ["no requests in it: expected at least one"]),
-    "other header": (HEADER + ",NumImages\n", 1, ["expected TIMESTAMP,ContextTokens,Gen"]),
+    "other header": (
+        HEADER + ",ContextTokens\n",
+        1,
+        ["expected columns TIMESTAMP, ContextTokens, Gen"],
+    ),
     "two columns": (f"{HEADER}\n{ROW[:-3]}", 2, ["expected 3 columns", "truncated?"]),
     "four columns": (f"{HEADER}\n{ROW},1", 2, ["expected 3 columns, TIMESTAMP,Con"]),
     "cut in the last column": (f"{HEADER}\n{ROW[:-2]}", 2, ["GeneratedTokens ''", "truncated?"]),
     "no timestamp": (f"{HEADER}\n,1,2", 2, ["TIMESTAMP '': expected YYYY-MM-DD HH:MM:SS.fffffff"]),
-    "azure 2024 time": (
-        f"{HEADER}\n2024-05-10 00:00:00.009930+00:00,1,2",
-        2,
+    "a zone in one row": (
+        f"{HEADER}\n{ROW}\n2024-05-10 00:00:00.009930+00:00,1,2",
+        3,
         ["TIMESTAMP '2024-05-10 00:00:00.009930+00:00': expected YYYY"],
     ),
     "month 13": (f"{HEADER}\n2023-13-16 18:15:46.6805900,1,2", 2, ["TIMESTAMP '2023-13-16 18"]),
-    "eight digits": (f"{HEADER}\n2023-11-16 18:15:46.12345678,1,2", 2, ["TIMESTAMP '2023-"]),
+    "ten digits": (f"{HEADER}\n2023-11-16 18:15:46.1234567890,1,2", 2, ["TIMESTAMP '2023-"]),
     "zero tokens": (f"{HEADER}\n{ROW[:-2]}0", 2, ["GeneratedTokens '0': expected an integer, 1"]),
     "negative tokens": (f"{HEADER}\n{ROW[:-2]}-3", 2, ["GeneratedTokens '-3'"]),
     "fraction of tokens": (f"{HEADER}\n{ROW}.5", 2, ["GeneratedTokens '44.5'"]),
@@ -274,7 +275,7 @@ REFUSED = {
     "trace of a year": (
         f"{HEADER}\n{ROW}\n{ROW.replace('2023', '2024')}",
         3,
-        ["arrival time 3.16224e+07 s: expected 0 to 9000000 seconds"],
+        ["arrival time 9.2e+06 s: expected 0 to 9000000 seconds"],
     ),
     # mixed
     "native in mooncake": (MOONCAKE + "\n" + NATIVE, 2, ["(this line looks like native)"]),
@@ -311,7 +312,7 @@ def test_an_unknown_format_name_is_refused(read: Read) -> None:
 
 def test_a_wrong_format_name_is_refused_with_the_right_one(read: Read) -> None:
     with pytest.raises(TraceError, match=r"line 1: header .*\(this line looks like native\)"):
-        read(NATIVE, "azure2023")
+        read(NATIVE, "azure")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_a_wrong_format_name_is_refused_with_the_right_one(read: Read) -> None:
     [
         ("trace.json", "no such file: did you mean 'trace.jsonl'?"),
         ("no/such/trace", "no such file: expected the path of a trace"),
-        (".", "cannot be read (Is a directory): expected a readable file"),
+        ("folder", "no files in this folder: expected those of a trace"),
         ("a\0b", "cannot be read (embedded null byte)"),
         ("a\nb", "no such file"),
         ("x" * 5000, "cannot be read (File name too long)"),
@@ -328,6 +329,7 @@ def test_a_wrong_format_name_is_refused_with_the_right_one(read: Read) -> None:
 )
 def test_paths_that_cannot_be_read(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "trace.jsonl").write_text(NATIVE)
+    (tmp_path / "folder" / "within").mkdir(parents=True)
     with pytest.raises(TraceError) as refusal:
         read_trace(tmp_path / name)
     assert words in str(refusal.value)
@@ -350,7 +352,6 @@ def test_a_long_hostile_line_is_refused_quickly(read: Read) -> None:
     assert time.perf_counter() - start < 5
 
 
-SAMPLES = ["azure2023.csv", "mooncake.jsonl", "tokens.jsonl"]
 EDITS = st.lists(
     st.tuples(st.integers(0, 10**6), st.integers(0, 8), st.binary(max_size=8)),
     min_size=1,
@@ -358,8 +359,13 @@ EDITS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FUZZED = [name for name in SAMPLES if name != "conversation.jsonl"]
+
+
+@pytest.mark.parametrize("name", FUZZED)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 @given(edits=EDITS)
 def test_mutated_samples_are_read_or_refused(
     samples: Path, tmp_path: Path, name: str, edits: list[tuple[int, int, bytes]]
@@ -371,6 +377,6 @@ def test_mutated_samples_are_read_or_refused(
     path = tmp_path / name
     path.write_bytes(content)
     try:
-        assert len(read_trace(path)) > 0
+        assert len(read_trace(path, SAMPLES[name] if SAMPLES[name] == TIMED else None)) > 0
     except TraceError as error:
         _check_message(error, path)

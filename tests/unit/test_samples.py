@@ -12,7 +12,9 @@ def test_the_script_reproduces_the_committed_samples(samples: Path, tmp_path: Pa
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     committed = {path.name: path.read_bytes() for path in samples.iterdir() if path.name in made}
     assert made == committed
-    assert set(made) == {p.name for p in samples.iterdir() if p.suffix in {".csv", ".jsonl"}}
+    assert set(made) == {
+        p.name for p in samples.iterdir() if p.suffix in {".csv", ".json", ".jsonl"}
+    }
 
 
 def test_conversation_has_the_published_statistics(samples: Path) -> None:
@@ -50,7 +52,7 @@ def test_conversation_arrivals_and_content(samples: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "trace_format", "requests"),
     [
-        ("azure2023.csv", "azure2023", 20),
+        ("azure2023.csv", "azure", 20),
         ("conversation.jsonl", "native", 1000),
         ("mooncake.jsonl", "mooncake", 20),
         ("tokens.jsonl", "native", 5),

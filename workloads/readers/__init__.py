@@ -1,125 +1,166 @@
-"""Every trace format: one function in a file of its own and one line in `workloads.formats`.
+"""Every trace format: one function and one line in `workloads.formats`.
 
-A reader gets the numbered lines of a file, without line ends and without blank lines, and yields a
-`RequestRecord` for each request, and a string for each note on what it changed or left out. It
-raises `TraceError` with the field and the expected form only: `read_trace` adds file and line.
+A reader gets a `Source` (numbered lines, or the elements of a JSON array, without blank ones) and
+its options by name, and yields a `RequestRecord` for each request, or `Rows` for many, and a string
+for each note on what it changed or left out. It raises `TraceError` with the field and the expected
+form only: `read_trace` adds file and line.
 """
 
 import hashlib
-from collections.abc import Iterator
-from itertools import chain
+import math
+import os
+from collections.abc import Generator
+from contextlib import closing
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from workloads.errors import TraceError, did_you_mean, nearest, plain, quote
+import msgspec
+
+from workloads.collector import few_collections
+from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.formats import READERS
-from workloads.record import RequestRecord, Trace, build_trace
+from workloads.readers.source import Source, opened
+from workloads.record import RequestRecord, Rows, Trace, TraceBuilder
 
-_BOM = b"\xef\xbb\xbf"
-
-
-class _Lines:
-    """The lines of a file as (1-based number, stripped text), blank ones skipped.
-
-    One line is in memory at a time. Where all lines are blank, `TraceError` is raised.
-    *number*, *text* and *digest* speak of what was read so far.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.number = 0
-        self.text = ""
-        self.empty = True
-        self.digest = hashlib.sha256()
-        self._raw = _raw_lines(path)
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return self
-
-    def __next__(self) -> tuple[int, str]:
-        for raw in self._raw:
-            self.number += 1
-            self.text = ""
-            self.digest.update(raw)
-            self.text = _decoded(raw.removeprefix(_BOM) if self.number == 1 else raw).strip()
-            if self.text:
-                self.empty = False
-                return self.number, self.text
-        if self.empty:
-            raise TraceError("empty: expected at least one request")
-        raise StopIteration
+if TYPE_CHECKING:
+    from workloads.formats import Read
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of *path* with their ends; raise `TraceError` if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            yield from file
-    except FileNotFoundError as error:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings)
-        raise TraceError(
-            f"no such file: {hint or 'expected the path of a trace'}".strip()
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise TraceError(f"cannot be read ({reason}): expected a readable file") from error
+def _format_of(item: str) -> str | None:
+    """Answer the first format whose marks *item* holds."""
+    fitting = (n for n, r in READERS.items() if r.marks and all(mark in item for mark in r.marks))
+    return next(fitting, None)
 
 
-def _decoded(raw: bytes) -> str:
-    """Answer *raw* as text; raise `TraceError` naming the first byte that is not UTF-8."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            f"byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8: "
-            "expected plain text, uncompressed"
-        ) from error
-
-
-def _format_of(line: str) -> str | None:
-    """Answer the first format whose marks *line* holds."""
-    return next((n for n, r in READERS.items() if all(mark in line for mark in r.marks)), None)
-
-
-def _detected(first_line: str) -> str:
-    """Answer the format of a file that starts with *first_line*, or raise `TraceError`."""
-    found = _format_of(first_line)
-    if found is None and first_line.startswith("{"):
-        hinted = (n for n, r in READERS.items() if any(hint in first_line for hint in r.hints))
+def _detected(first_item: str) -> str:
+    """Answer the format of a file that starts with *first_item*, or raise `TraceError`."""
+    found = _format_of(first_item)
+    if found is None and first_item.startswith("{"):
+        hinted = (n for n, r in READERS.items() if any(hint in first_item for hint in r.hints))
         found = next(hinted, None)
     if found is None:
-        known = "; ".join(f"{name} ({' and '.join(r.marks)})" for name, r in READERS.items())
         raise TraceError(
-            f"unknown format {quote(first_line)}: expected the first line of one of {known}"
+            f"unknown format {quote(first_item)}: expected the first line of one of "
+            f"{', '.join(READERS)}"
         )
     return found
 
 
-def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
-    """Answer the trace in the file *path*, read as *trace_format*, by default by its first line.
+def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) -> Trace:
+    """Answer the trace in *path*, read as *trace_format*, by default by its first line.
+
+    *path* is a file, plain or compressed by gzip or zstd, a folder of files of one format, or ``-``
+    for standard input. *trace_format* may set options of the format: ``NAME:KEY=VALUE,KEY=VALUE``.
 
     Raises:
         TraceError: one line that names the file, the line, the field and what was expected.
     """
-    if trace_format is not None and trace_format not in READERS:
-        raise TraceError(
-            f"{plain(str(path))}: trace format {quote(trace_format)} is unknown: "
-            f"{did_you_mean(trace_format, READERS)}"
-        )
-    where = plain(str(path))
-    lines = _Lines(Path(path))
+    where = plain(os.fspath(path))
+    name, options = None, ""
+    if trace_format is not None:
+        name, _, options = trace_format.partition(":")
+        if name not in READERS:
+            raise TraceError(
+                f"{where}: trace format {quote(name)} is unknown: {did_you_mean(name, READERS)}"
+            )
+    builder = TraceBuilder()
+    digest = hashlib.sha256()
+    files = _files(Path(path), where)
+    for part, one in enumerate(files):
+        is_alone = one == Path(path)
+        file = _File(one, where if is_alone else plain(str(one)), None if is_alone else part)
+        with few_collections(), closing(file.read(name, options, digest)) as found:
+            builder.add(found, file.where)
+        name = file.name
+    assert name is not None, "there is a file"
+    return builder.finish(name=where, trace_format=name, sha256=digest.hexdigest())
+
+
+def _files(path: Path, where: str) -> list[Path]:
+    """Answer the files of a trace, by name; those of a folder that start with a dot are not."""
     try:
-        first = next(lines)
-        trace_format = trace_format or _detected(first[1])
-        found = list(READERS[trace_format].read(chain([first], lines)))
-    except TraceError as error:
-        at = f"{where}, line {lines.number}" if lines.number else where
-        other = _format_of(lines.text)
-        hint = f" (this line looks like {other})" if other not in {None, trace_format} else ""
-        raise TraceError(f"{at}: {error}{hint}") from error
-    return build_trace(
-        [record for record in found if isinstance(record, RequestRecord)],
-        name=where,
-        trace_format=trace_format,
-        sha256=lines.digest.hexdigest(),
-        notes=[note for note in found if isinstance(note, str)],
-    )
+        if not path.is_dir():
+            return [path]
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    except (OSError, ValueError):
+        return [path]  # opening it tells why
+    if not files:
+        raise TraceError(f"{where}: no files in this folder: expected those of a trace")
+    return files
+
+
+class _File:
+    """One file of a trace: what it yields, with file and line in every error."""
+
+    def __init__(self, path: Path, where: str, part: int | None) -> None:
+        self.path = path
+        self.where = where
+        self._part = part
+        self._source: Source | None = None
+        self._name: str | None = None
+
+    def read(
+        self, name: str | None, options: str, digest: Any
+    ) -> Generator[RequestRecord | Rows | str, None, None]:
+        """Yield what the reader *name* yields; None finds out which. `name` says it then.
+
+        Raises:
+            TraceError: naming file and line.
+        """
+        try:
+            with opened(self.path) as file:
+                self._source = source = Source(self.path, file, digest, self._part)
+                source.begin()
+                self._name = name or _detected(source.first.decode(errors="replace"))
+                reader = READERS[self._name].read
+                yield from reader(source, **_options(reader, self._name, options))
+                source.drain()
+        except TraceError as error:
+            raise self._located(error) from error
+
+    @property
+    def name(self) -> str:
+        """The format, once it has been read."""
+        assert self._name is not None
+        return self._name
+
+    def _located(self, error: TraceError) -> TraceError:
+        source = self._source
+        if source is None or not source.number:
+            return TraceError(f"{self.where}: {error}")
+        other = _format_of(source.text.decode(errors="replace"))
+        hint = f" (this line looks like {other})" if other not in {None, self._name} else ""
+        return TraceError(f"{self.where}, line {source.number}: {error}{hint}")
+
+
+def _options(reader: "Read", name: str, text: str) -> dict[str, Any]:
+    """Answer the options of the format *name* that *text* sets, KEY=VALUE,KEY=VALUE.
+
+    Raises:
+        TraceError: there is no such option, or its value is of another type.
+    """
+    defaults = {
+        key: parameter.default
+        for key, parameter in signature(reader).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    }
+    options: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in defaults:
+            choices = did_you_mean(key, defaults) if defaults else f"{name} has none"
+            raise TraceError(f"option {quote(key)} is unknown: {choices}")
+        kind = type(defaults[key])
+        try:
+            options[key] = value if kind is str else msgspec.convert(value, kind, strict=False)
+            usable = bool(equals and value) and (kind is not float or math.isfinite(options[key]))
+        except msgspec.ValidationError:
+            usable = False
+        if not usable:
+            raise TraceError(f"option {key} {quote(value)}: expected {_KINDS[kind]}")
+    return options
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

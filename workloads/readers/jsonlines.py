@@ -1,21 +1,65 @@
 """Typed JSON lines: msgspec checks every value; here its errors become one line for a user."""
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from workloads.errors import TraceError, did_you_mean, quote
-from workloads.record import MAX_TOKENS
+from workloads.readers.source import Source
+from workloads.record import MAX_ARRIVAL_S, MAX_TOKENS, PS_PER_S
 
 Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 """A number of tokens. msgspec takes neither 10.0 nor true for an int."""
 
+Seconds = Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S)]
+Milliseconds = Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S * 1000)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_ARRIVAL_S * 10**9)]
+
+PS_PER_MS = PS_PER_S // 1000
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def decode_line(struct: type[T], line: str) -> T:
+def rows(struct: type[T], source: Source) -> Iterator[tuple[int, T]]:
+    """Yield the number of every item of *source* and the item as a *struct*.
+
+    Raises:
+        TraceError: naming the field, its value and the expected form; `Source.number` is the line.
+    """
+    for numbers, texts, found in batches(struct, source):
+        items = zip(numbers, texts, found, strict=True)
+        for source.number, source.text, row in items:
+            yield source.number, row
+
+
+def batches(
+    struct: type[T], source: Source
+) -> Iterator[tuple[Sequence[int], Sequence[bytes], Sequence[T]]]:
+    """Yield the items of *source* some at a time: their numbers, texts and structs; see `rows`."""
+    decoder = msgspec.json.Decoder(struct)
+    for numbers, texts in source.chunks():
+        for start in range(0, len(texts), _BATCH):
+            some = texts[start : start + _BATCH]
+            places = numbers[start : start + _BATCH]
+            try:
+                found = decoder.decode_lines(b"\n".join(some))
+            except (msgspec.DecodeError, RecursionError):
+                found = []
+            if len(found) == len(some):
+                yield places, some, found
+                continue
+            for source.number, source.text in zip(places, some, strict=True):  # which is at fault?
+                yield (source.number,), (source.text,), (decode_line(struct, source.text),)
+
+
+_BATCH = 1024
+"""Lines that are decoded at a time."""
+
+
+def decode_line(struct: type[T], line: bytes) -> T:
     """Answer *line* as a *struct*.
 
     Raises:
@@ -28,11 +72,16 @@ def decode_line(struct: type[T], line: str) -> T:
     except msgspec.DecodeError as error:
         _refuse_syntax(line, error)
     except RecursionError as error:
-        raise TraceError(f"nested too deeply: {quote(line)}") from error
+        raise TraceError(f"nested too deeply: {quote(_text(line))}") from error
+
+
+def _text(line: bytes) -> str:
+    """Answer the start of *line* for a message."""
+    return line[:400].decode(errors="replace")
 
 
 def _refuse_value(
-    struct: type[msgspec.Struct], line: str, error: msgspec.ValidationError
+    struct: type[msgspec.Struct], line: bytes, error: msgspec.ValidationError
 ) -> NoReturn:
     """Raise `TraceError` for JSON that is well formed but holds a wrong key or value."""
     reason = str(error)
@@ -44,14 +93,14 @@ def _refuse_value(
         raise TraceError(f"{missing[1]} is missing: expected keys {', '.join(keys)}") from error
     reason, _, path = reason.partition(" - at `$")
     if not path:
-        raise TraceError(f"line {quote(line)}: expected a JSON object") from error
+        raise TraceError(f"line {quote(_text(line))}: expected a JSON object") from error
     reason = reason.replace("out of range", "out of range: expected a finite one, of fewer digits")
     reason = reason.replace(" | null", "").replace("`", "").replace("Expected", "expected", 1)
     field = path.rstrip("`").lstrip(".")
     raise TraceError(f"{field} {_value_at(line, path)}: {reason}") from error
 
 
-def _value_at(line: str, path: str) -> str:
+def _value_at(line: bytes, path: str) -> str:
     """Answer the value at *path* (".prompt[0][1]") of *line* for a message, or else *line*."""
     try:
         value: Any = msgspec.json.decode(line)
@@ -59,22 +108,22 @@ def _value_at(line: str, path: str) -> str:
             value = value[key] if key else value[int(index)]
     # The lookups fail where a key stands twice: the last one counts here, the faulty one there.
     except (msgspec.MsgspecError, RecursionError, LookupError, TypeError):
-        return quote(line)
+        return quote(_text(line))
     return quote(value)
 
 
-def _refuse_syntax(line: str, error: msgspec.DecodeError) -> NoReturn:
+def _refuse_syntax(line: bytes, error: msgspec.DecodeError) -> NoReturn:
     """Raise `TraceError` for a line that is no JSON, naming the key before the fault."""
     if "truncated" in str(error):
-        end = f"...{line[-40:]}" if len(line) > 40 else line
+        end = line[-40:].decode(errors="replace")
+        end = f"...{end}" if len(line) > 40 else end
         raise TraceError(f"line ends too early, {quote(end)}: truncated?") from error
     what, _, position = str(error).removeprefix("JSON is malformed: ").partition(" (byte ")
-    text = line.encode()
     column = int(position.rstrip(")") or 0)
-    before = text[:column].decode(errors="replace")
+    before = line[:column].decode(errors="replace")
     keys = re.findall(r'"(\w{1,80})"\s*:', before[-10_000:])
     field = f"{keys[-1]}: " if keys and "trailing" not in what else ""
-    found = text[column : column + 80].decode(errors="replace")
+    found = line[column : column + 80].decode(errors="replace")
     expected = "a finite number" if found.startswith(("NaN", "Infinity")) else "valid JSON"
     raise TraceError(
         f"{field}{what} at column {len(before) + 1}, {quote(found)}: expected {expected}"
