@@ -227,6 +227,20 @@ _SOURCE: "list[click.Parameter]" = [
 ]
 _NATIVE = click.Option(_OUTPUT, metavar="FILE.jsonl", help="File to write, in our own format.")
 _TRACE: "dict[str, tuple[str, list[click.Parameter]]]" = {
+    "inspect": (
+        "Say what is in a trace: arrivals, lengths, sessions, how often prompts repeat, oddities; "
+        "and draw it.",
+        [
+            *_SOURCE,
+            click.Option(
+                ["--block-size"],
+                metavar="INT",
+                help="Tokens in a block, for reuse [default: 16].",
+            ),
+            click.Option(_OUTPUT, metavar="FILE", help="Chart to draw, .png or .svg."),
+            click.Option(["--json"], is_flag=True, help="Print JSON, not text."),
+        ],
+    ),
     "convert": (
         "Write a trace, or the requests that a specification (.toml) describes, in our own format.",
         [*_SOURCE, _NATIVE],
@@ -431,6 +445,6 @@ def _cli() -> click.Group:
     group.add_command(_plot())
     doc = "List, show, import and check tables of measured kernel times."
     group.add_command(_subgroup("tables", doc, _TABLES, _tables))
-    doc = "Convert and sample traces, or imitate one."
+    doc = "Inspect, convert and sample traces, or imitate one."
     group.add_command(_subgroup("trace", doc, _TRACE, _trace))
     return group

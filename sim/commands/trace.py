@@ -1,4 +1,4 @@
-"""``kvsim trace``: convert, sample and fit request traces."""
+"""``kvsim trace``: inspect, convert, sample and fit request traces."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sim.commands.common import say
+from sim.commands.common import print_json, say
 from sim.errors import ConfigError
 from sim.files import atomic, check_output_file
 from sim.options import settings
@@ -16,6 +16,30 @@ from workloads.editing import native_lines, sample
 from workloads.errors import plain, quote
 from workloads.record import Trace
 from workloads.sources import read_workload
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+def _inspect(values: dict[str, Any]) -> int:
+    """Say what is in a trace, and draw it if a file is named."""
+    from sim.trace_report import draw_trace, inspection_report  # noqa: PLC0415  # only who asks
+    from workloads.inspection import inspect  # noqa: PLC0415  # as above
+
+    path = None if values["output"] is None else _output(values, (".png", ".svg"))
+    block_size = _setting(values, "block_size", DEFAULT_BLOCK_SIZE)
+    trace = _source(values, say_notes=False)
+    found = inspect(trace, block_size)
+    if path is not None:
+        from sim.plots.style import drawing, write  # noqa: PLC0415  # only who draws
+
+        with drawing():
+            write(draw_trace(trace, found), path)
+        say(f"wrote {plain(str(path))}")
+    if values["json"]:
+        print_json(found)
+    else:
+        click.echo(inspection_report(found))
+    return 0
 
 
 def _convert(values: dict[str, Any]) -> int:
@@ -67,6 +91,7 @@ def _fit(values: dict[str, Any]) -> int:
 
 
 TRACE_COMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
+    "inspect": _inspect,
     "convert": _convert,
     "sample": _sample,
     "fit": _fit,
@@ -74,13 +99,13 @@ TRACE_COMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
 """The commands of ``kvsim trace``: each answers the exit code."""
 
 
-def _source(values: dict[str, Any]) -> Trace:
+def _source(values: dict[str, Any], *, say_notes: bool = True) -> Trace:
     """Read the trace that is asked for; say what the user should know of it."""
     if values["source"] is None:
         raise ConfigError("a trace is missing: expected a file, or a specification (.toml)")
     trace_format = _setting(values, "trace_format", None)
     trace = read_workload(values["source"], trace_format, _setting(values, "seed", 0))
-    for note in trace.notes:
+    for note in trace.notes if say_notes else ():
         say(f"note: {trace.name}: {note}")
     return trace
 
