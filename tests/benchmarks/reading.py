@@ -105,11 +105,11 @@ CASES = (
 
 
 def _once(path: Path, case: Case, *, ours: bool) -> None:
-    """Print seconds and peak memory of one reading; for a process of its own."""
+    """Print CPU seconds and peak memory of one reading; for a process of its own."""
     read = _read_ours if ours else case.theirs
-    start = time.perf_counter()
+    start = time.process_time()
     read(path)
-    print(time.perf_counter() - start, getrusage(RUSAGE_SELF).ru_maxrss / 1024)
+    print(time.process_time() - start, getrusage(RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _measure(path: Path, number: int, who: str) -> tuple[float, float]:

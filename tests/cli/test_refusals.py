@@ -155,7 +155,7 @@ def test_commands(
         (b"\n\n", "empty: expected at least one request"),
         (b"hello\n", "unknown format 'hello': expected"),
         (b'{"arrival_time": 0}\n', "line 1: "),
-        (b"\xff\xfe\x00", "is not UTF-8: expected plain text"),
+        (b"\xff\xfe\x00", "is not UTF-8: expected text"),
     ],
 )
 def test_traces(kvsim: Kvsim, tmp_path: Path, content: bytes | None, part: str) -> None:
@@ -172,7 +172,7 @@ def test_traces(kvsim: Kvsim, tmp_path: Path, content: bytes | None, part: str) 
 def test_a_folder_is_no_trace(kvsim: Kvsim, tmp_path: Path) -> None:
     done = kvsim("run", "--trace", tmp_path)
     assert done.code == 1
-    assert f"{tmp_path}: cannot be read (Is a directory): expected a readable file" in done.refusal
+    assert f"{tmp_path}: no files in this folder: expected those of a trace" in done.refusal
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -251,8 +251,10 @@ def test_standard_input(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_of_sessions_is_one_trace(samples: Path, tmp_path: Path) -> None:
     session = (samples / "claude_code_session.json").read_bytes()
-    for name in ("b.json", "a.json", ".hidden"):
-        (tmp_path / name).write_bytes(session if name != ".hidden" else b"no trace")
+    for name in ("b.json", "a.json"):
+        (tmp_path / name).write_bytes(session)
+    for name in (".hidden", "README.md"):
+        (tmp_path / name).write_text("no trace")
     trace = read_trace(tmp_path, "claude_code:gap=100")
     assert len(trace) == 8
     assert trace.request_ids[0] == "a.json/f64a8d4c-12d/0"
@@ -375,6 +377,14 @@ REFUSED: dict[str, tuple[str, str]] = {
     "odd time": (f'{{"created": "noon", {USER}, "max_tokens": 1}}', "created 'noon': expected"),
     "no delta": ('{"session_id": 1, "output_length": 1}', "input_length is missing: expected it"),
     "too many ids": (SESSION + ', "hash_ids": [1, 2]}]}', "hash_ids has 2 ids: expected 1"),
+    "sub-agents without end": (
+        '{"id": "x", "block_size": 64, "tool_tokens": 0, "requests": '
+        + '[{"t": 0, "requests": ' * 90
+        + "[]"
+        + "}]" * 90
+        + "}",
+        "sub-agents within each other: expected up to 20",
+    ),
     "ids that are no ids": (SESSION + ', "hash_ids": [1.5]}]}', "hash_ids: "),
     "huge token ids": (
         '{"arrival_time": 0, "prompt_token_ids": [99999999999999999999], "output_len": 1}',

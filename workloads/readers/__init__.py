@@ -78,11 +78,15 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
 
 
 def _files(path: Path, where: str) -> list[Path]:
-    """Answer the files of a trace, by name; those of a folder that start with a dot are not."""
+    """Answer the files of a trace, by name; of a folder those that are not hidden, nor prose."""
     try:
         if not path.is_dir():
             return [path]
-        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        files = sorted(
+            p
+            for p in path.iterdir()
+            if p.is_file() and not p.name.startswith(".") and p.suffix not in {".md", ".txt"}
+        )
     except (OSError, ValueError):
         return [path]  # opening it tells why
     if not files:

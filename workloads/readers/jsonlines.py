@@ -100,8 +100,14 @@ def _refuse_value(
     raise TraceError(f"{field} {_value_at(line, path)}: {reason}") from error
 
 
+_MAX_SHOWN = 1 << 20
+"""Longest line that is decoded once more, for the sake of a message."""
+
+
 def _value_at(line: bytes, path: str) -> str:
     """Answer the value at *path* (".prompt[0][1]") of *line* for a message, or else *line*."""
+    if len(line) > _MAX_SHOWN:
+        return quote(_text(line))
     try:
         value: Any = msgspec.json.decode(line)
         for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):

@@ -18,12 +18,15 @@ MAX_ROWS = 1 << 28
 could fill any memory."""
 
 
+_Segments = Annotated[list[tuple[str | int, Count]], Meta(min_length=1, max_length=1 << 20)]
+
+
 class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line. null counts as not given, which is what table libraries write."""
 
     arrival_time: Seconds
     request_id: Annotated[str, Meta(min_length=1)] | None = None
-    prompt: Annotated[list[tuple[str | int, Count]], Meta(min_length=1)] | None = None
+    prompt: _Segments | None = None
     prompt_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
     input_length: Count | None = None
     output_len: Count | None = None

@@ -44,6 +44,7 @@ class _Session(msgspec.Struct, gc=False):
 
 
 _IDS = msgspec.json.Decoder(HashIds)
+_MAX_DEPTH = 20
 
 
 class _ClaudeCode:
@@ -72,12 +73,17 @@ class _ClaudeCode:
         scope: str,
         name: str,
         start_ps: int,
+        depth: int = 0,
     ) -> Iterator[RequestRecord]:
+        if depth > _MAX_DEPTH:
+            raise TraceError(f"sub-agents within each other: expected up to {_MAX_DEPTH}")
         for index, call in enumerate(calls):
             arrival = start_ps + round(call.t * PS_PER_S)
             if call.requests is not None:
                 agent = f"{name}/{call.agent_id or index}"
-                yield from self._calls(number, session, call.requests, scope, agent, arrival)
+                yield from self._calls(
+                    number, session, call.requests, scope, agent, arrival, depth + 1
+                )
                 continue
             if call.prompt is None or call.output is None:
                 missing = "in" if call.prompt is None else "out"
