@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -74,3 +75,13 @@ READERS = {
     "timed_trace": Reader("hashed.read_timed_trace"),
 }
 """The formats by name. Where the marks of several fit, the first is taken."""
+
+
+def is_spec(path: str | Path, trace_format: str | None = None) -> bool:
+    """Answer whether *path*, read as *trace_format*, is a specification.
+
+    The end of its name says so: no trace is TOML.
+    """
+    if trace_format is not None:
+        return trace_format == SPEC_FORMAT
+    return Path(path).suffix.lower() == ".toml"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from workloads.formats import is_spec
 from workloads.readers import read_trace
 from workloads.record import Trace
-from workloads.spec import is_spec
 
 
 def read_workload(path: str | Path, trace_format: str | None = None, seed: int = 0) -> Trace:

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from workloads.distributions import AnyDistribution, NonNegative, inside
 from workloads.errors import TraceError, did_you_mean, plain, quote
-from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce, AnyProcess, Seconds, Vllm
 
 MAX_BYTES = 10_000_000
@@ -178,16 +177,6 @@ class Spec(typing.NamedTuple):
     folder: Path
     name: str
     sources: tuple[bytes, ...]
-
-
-def is_spec(path: str | Path, trace_format: str | None = None) -> bool:
-    """Answer whether *path*, read as *trace_format*, is a specification.
-
-    The end of its name says so: no trace is TOML.
-    """
-    if trace_format is not None:
-        return trace_format == SPEC_FORMAT
-    return Path(path).suffix.lower() == ".toml"
 
 
 def read_spec(path: str | Path) -> Spec:

@@ -25,8 +25,8 @@ from sim.settings import FILE_RANK, Given, resolve
 from sim.sweep.spec import Find, Spec
 from sim.timing.table import sidecar
 from workloads.errors import plain
+from workloads.formats import is_spec
 from workloads.record import Trace
-from workloads.spec import is_spec
 
 SWEPT_RANK = 3
 """A swept value wins over a fixed one, with a note."""
