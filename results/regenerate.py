@@ -2,15 +2,15 @@
 
 Each NAME is a folder here with a ``spec.toml``: ``kvsim sweep`` runs it into
 ``kvsim-results/NAME``, where a run that was interrupted goes on. Then ``summary.csv``,
-``manifest.json`` and the figures of the folder are written: the summary with nine digits and without
-the names of cells, which change with every version; what its times and pools rest on is in the
-manifest. ``--figures`` draws what is there, without a run.
+``manifest.json`` and the figures of the folder are written: the summary with nine digits and
+without the names of cells, which change with every version; what its times and pools rest on is in
+the manifest. ``--figures`` draws what is there, without a run.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ from PIL import Image
 from sim.cli import main as kvsim
 from sim.files import write_json
 from sim.plots.curves import draw_curves
-from sim.plots.figures import draw_grid
+from sim.plots.grids import draw_grid
 from sim.plots.labels import Metric, metric_of
 from sim.plots.results import read_results
 from sim.plots.style import drawing, settle, write
 from sim.plots.table import Cells
-from sim.plots.titles import context, put_title
+from sim.plots.titles import BASELINE, context, put_title
 
 HERE = Path(__file__).parent
 SWEEPS = HERE.parent / "kvsim-results"
@@ -33,8 +33,11 @@ SOURCES = ("timing", "kv_pool_provenance")
 """Long texts of the summary that go to the manifest, each distinct one once."""
 
 RELATIVE = Metric("relative", "throughput (% of that with blocks of 16)", "throughput")
-COLORS = 64
-"""Of a figure's palette: lines and letters need no more, and the file is a third."""
+SHORT: dict[str, Callable[[str], str]] = {
+    "trace": lambda value: Path(value).stem,
+    "step_time": lambda value: value.partition(":")[0],
+}
+"""What is left of values of these settings in a figure: enough to tell them apart."""
 
 
 class Chart(NamedTuple):
@@ -68,18 +71,18 @@ CHARTS = {
         ),
         Chart(
             "u_curve",
-            "Kernels make small blocks slow, unused slots and lost sharing large ones. With equal "
-            "kernel times (linear) only the right arm is left",
+            "Kernels make small blocks slow (top); unused slots and lost sharing, large ones. "
+            "With kernel times that ignore block_size (below) only the right arm is left",
             "block_size",
             (RELATIVE.column,),
-            limits=(80, 106),
+            limits=(78, 106),
         ),
         Chart(
             "causes",
             "Large blocks preempt less, but leave slots unused and cut what is shared",
             "block_size",
             ("num_preemptions", "kv_internal_pct", "prefix_cache_hit_rate"),
-            ("step_time=roofline",),
+            ("step_time=roofline", "allocator=prefix"),
         ),
     ),
     "utilization": (
@@ -108,13 +111,14 @@ CHARTS = {
     "request_rate": (
         Chart(
             "latency",
-            "Paging takes three times the load before TTFT leaves the ground",
+            "Paging takes three times the load of reserving before TTFT and TPOT rise",
             "request_rate",
             ("median_ttft_ms", "p99_ttft_ms", "p99_tpot_ms"),
         ),
         Chart(
             "goodput",
-            "Goodput (TTFT 1 s, TPOT 100 ms) follows the load to the knee, then collapses",
+            "Goodput (TTFT 1 s, TPOT 100 ms) follows the load to a knee, then collapses, while "
+            "throughput hides it",
             "request_rate",
             ("request_goodput", "output_throughput"),
         ),
@@ -142,22 +146,19 @@ def draw(name: str) -> None:
     found = read_results(folder).cells
     assert found is not None, "a folder with summary.csv has cells"
     frame = found.frame
-    for setting, end in (("trace", "/"), ("step_time", None)):
-        if setting in found.swept:  # what is left tells the values apart
-            frame[setting] = [_short(value, end) for value in frame[setting]]
+    for setting, shorten in SHORT.items():
+        if setting in found.swept:
+            frame[setting] = frame[setting].map(shorten)
     if found.varies("block_size"):
         rest = [setting for setting in (*found.swept, "allocator") if setting != "block_size"]
-        at_16 = frame[frame["block_size"] == 16].set_index(rest)["output_throughput"]
-        frame = frame.join(at_16.rename("at_16"), on=rest)
-        frame[RELATIVE.column] = 100 * frame["output_throughput"] / frame["at_16"]
+        blocks = frame[frame["allocator"] != BASELINE]
+        at_16 = blocks[blocks["block_size"] == 16].set_index(rest)["output_throughput"]
+        at_16 = frame.join(at_16.rename("at_16"), on=rest)["at_16"]
+        frame[RELATIVE.column] = 100 * frame["output_throughput"] / at_16
     cells = Cells(frame, found.swept, found.path)
     with drawing():
         for chart in CHARTS[name]:
             _draw(cells.only(chart.where), chart, folder / f"{chart.name}.png")
-
-
-def _short(value: str, end: str | None) -> str:
-    return value.rpartition(end)[2].removesuffix(".jsonl") if end else value.partition(":")[0]
 
 
 def _draw(cells: Cells, chart: Chart, path: Path) -> None:
@@ -169,10 +170,11 @@ def _draw(cells: Cells, chart: Chart, path: Path) -> None:
     put_title(figure, chart.title, context(cells))
     for axes in figure.axes if chart.limits else ():
         axes.set_ylim(chart.limits)
+        axes.set_title(axes.get_title("left").replace("\n", " "), loc="left")
     settle(figure)
     write(figure, path)
     with Image.open(path) as image:
-        small = image.convert("RGB").quantize(COLORS)
+        small = image.convert("RGB").quantize()  # 256 colours: a third of the bytes
     small.save(path, optimize=True)
 
 
