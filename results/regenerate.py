@@ -117,8 +117,8 @@ CHARTS = {
         ),
         Chart(
             "goodput",
-            "Goodput (TTFT 1 s, TPOT 100 ms) follows the load to a knee, then collapses, while "
-            "throughput hides it",
+            "Goodput (TTFT 1 s, TPOT 100 ms) rises to a knee, then collapses; throughput does not "
+            "show it",
             "request_rate",
             ("request_goodput", "output_throughput"),
         ),

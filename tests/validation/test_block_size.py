@@ -118,7 +118,7 @@ def test_spread_lengths_fall_steadily_from_block_1_to_256() -> None:
 
 
 def test_figure_18b_sharegpt_blocks_of_16_to_128_are_best() -> None:
-    """At 1.5 requests/s, before the pool is full. Past that, at 2 requests/s and more, it is not met.
+    """At 1.5 requests/s, before the pool is full; at 2 requests/s and more it is not met.
 
     There 128 falls behind too: the empty halves of thirty last blocks are an eighth of the pool.
     """
