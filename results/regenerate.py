@@ -111,7 +111,7 @@ CHARTS = {
     "request_rate": (
         Chart(
             "latency",
-            "Paging takes three times the load of reserving before TTFT and TPOT rise",
+            "Paging takes three times the load of reserving, or more, before requests have to wait",
             "request_rate",
             ("median_ttft_ms", "p99_ttft_ms", "p99_tpot_ms"),
         ),
