@@ -62,7 +62,7 @@ def records_of(trace: Trace) -> Iterator[RequestRecord]:
             request_id=request_id,
             segments=segments,
             session_id=trace.request_ids[session] if has_turns[session] else None,
-            think_ps=think,
+            think_ps=think if session != row else None,
         )
 
 
@@ -80,7 +80,7 @@ def native_lines(trace: Trace) -> Iterator[bytes]:
         line["output_len"] = record.num_output_tokens
         if record.session_id is not None:
             line["session_id"] = record.session_id
-            if record.think_ps:
+            if record.think_ps is not None:
                 line["think_time"] = _seconds(record.think_ps)
         yield msgspec.json.encode(line) + b"\n"
 

@@ -27,7 +27,8 @@ from workloads.editing import first_turns
 from workloads.errors import TraceError
 from workloads.processes import AllAtOnce, AnyProcess, Gamma, Profile
 from workloads.record import MAX_ARRIVAL_S, PS_PER_S, IntArray, Trace
-from workloads.sharing import common_tokens, deepest_shared, inferred_turns, prefix_hits
+from workloads.reuse import num_repeated_tokens
+from workloads.sharing import common_tokens, deepest_shared, inferred_turns
 from workloads.spec import Prefix, RequestClass, Workload
 
 MAX_WINDOWS, PER_WINDOW = 48, 300
@@ -126,7 +127,7 @@ def compare(trace: Trace, imitation: Trace, seed: int) -> str:
     add("output tokens, p50 / p99", *outputs)
     add("gaps of arrivals, s, p50 / p99", *gaps)
     rows.append(("requests / s", *(f"{mean_rate(t):.4g}" for t in both), ""))
-    hits = [prefix_hits(t).sum() / t.num_prompt_tokens.sum() for t in both]
+    hits = [num_repeated_tokens(t, outputs=True).sum() / t.num_prompt_tokens.sum() for t in both]
     rows.append(("prompt tokens seen before, %", *(f"{100 * hit:.2f}" for hit in hits), ""))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [

@@ -16,15 +16,17 @@ FIRST = -1
 """Reuse distance of what was never accessed before."""
 
 
-def num_repeated_tokens(trace: Trace) -> IntArray:
+def num_repeated_tokens(trace: Trace, *, outputs: bool = False) -> IntArray:
     """Answer how many leading prompt tokens of each request were in an earlier prompt.
 
-    int64 [num_requests]: the hits of a cache without limit and with blocks of 1 token.
+    int64 [num_requests]: the hits of a cache without limit and with blocks of 1 token. *outputs*:
+    or in an earlier request's prompt and output.
     """
     most: dict[int, int] = {}
     repeated = np.zeros(len(trace), dtype=np.int64)
     nodes, ends = trace.segment_nodes.tolist(), trace.segment_ends.tolist()
     offsets = trace.segment_offsets.tolist()
+    answers = list(zip(trace.output_nodes.tolist(), trace.num_output_tokens.tolist(), strict=True))
     for row in range(len(trace)):
         before = hits = 0
         goes_on = True
@@ -38,6 +40,9 @@ def num_repeated_tokens(trace: Trace) -> IntArray:
             if length > known:
                 most[node] = length
         repeated[row] = hits
+        if outputs:
+            node, length = answers[row]
+            most[node] = max(length, most.get(node, 0))
     return repeated
 
 

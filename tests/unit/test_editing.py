@@ -14,7 +14,7 @@ from workloads.editing import first_turns, native_lines, sample
 from workloads.errors import TraceError
 from workloads.readers import read_trace
 from workloads.record import PS_PER_S, Trace
-from workloads.sharing import prefix_hits
+from workloads.reuse import num_repeated_tokens
 
 COLUMNS = ("arrival_ps", "num_prompt_tokens", "num_output_tokens", "previous_turn")
 
@@ -29,7 +29,8 @@ def _same(one: Trace, other: Trace) -> bool:
     thinks = [t.think_ps[t.previous_turn >= 0].tolist() for t in (one, other)]
     return (
         all(getattr(one, name).tolist() == getattr(other, name).tolist() for name in COLUMNS)
-        and prefix_hits(one).tolist() == prefix_hits(other).tolist()
+        and num_repeated_tokens(one, outputs=True).tolist()
+        == num_repeated_tokens(other, outputs=True).tolist()
         and thinks[0] == thinks[1]
     )
 

@@ -14,7 +14,7 @@ from workloads.generators import generate
 from workloads.processes import Gamma, Profile
 from workloads.readers import read_trace
 from workloads.record import Trace
-from workloads.sharing import prefix_hits
+from workloads.reuse import num_repeated_tokens
 from workloads.spec import parse_spec
 
 CHAT = """
@@ -76,7 +76,10 @@ def test_an_imitation_is_as_near_as_another_seed(chat: Trace, tmp_path: Path) ->
     limit = 1.95 * (2 / 6000) ** 0.5 + 0.03
     for name in ("num_output_tokens", "num_prompt_tokens"):
         assert _distance(chat, imitation, name) < limit
-    hits = [prefix_hits(t).sum() / t.num_prompt_tokens.sum() for t in (chat, imitation)]
+    hits = [
+        num_repeated_tokens(t, outputs=True).sum() / t.num_prompt_tokens.sum()
+        for t in (chat, imitation)
+    ]
     assert hits[1] == pytest.approx(hits[0], abs=0.03)
     assert f"{100 * hits[0]:.2f}" in compare(chat, imitation, 0)
 

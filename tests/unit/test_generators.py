@@ -14,7 +14,7 @@ from workloads.errors import TraceError
 from workloads.generators import generate, make_records
 from workloads.readers import read_trace
 from workloads.record import PS_PER_S, RequestRecord, Trace
-from workloads.sharing import prefix_hits
+from workloads.reuse import num_repeated_tokens
 from workloads.spec import Spec, parse_spec
 
 BASE = """
@@ -115,7 +115,7 @@ def test_shares_of_classes_follow_their_weights() -> None:
 
 def test_a_turn_repeats_all_that_was_said(tmp_path: Path) -> None:
     trace = _generated(tmp_path, BASE)
-    hits = prefix_hits(trace)
+    hits = num_repeated_tokens(trace, outputs=True)
     previous = trace.previous_turn
     later = np.flatnonzero(previous >= 0)
     assert len(later) > 50
@@ -156,7 +156,7 @@ def test_prefix_repetition_has_each_prefix_equally_often(tmp_path: Path) -> None
     order = trace.segment_nodes[trace.segment_offsets[:-1]].tolist()
     repeats = sum(one == other for one, other in pairwise(order))
     assert repeats == pytest.approx(700 / 7, abs=4 * 10)  # not in blocks, not in turns
-    assert prefix_hits(trace).sum() == (700 - 7) * 256
+    assert num_repeated_tokens(trace, outputs=True).sum() == (700 - 7) * 256
 
 
 def test_distinct_prefixes_by_chance_are_as_many_as_expected(tmp_path: Path) -> None:
@@ -164,10 +164,11 @@ def test_distinct_prefixes_by_chance_are_as_many_as_expected(tmp_path: Path) -> 
     expected = prefixes * (1 - (1 - 1 / prefixes) ** num)
     seen = [
         (
-            prefix_hits(
+            num_repeated_tokens(
                 _generated(
                     tmp_path, REPETITION.format(num=num, prefixes=prefixes, how="zipf = 0"), seed
-                )
+                ),
+                outputs=True,
             )
             == 0
         ).sum()
@@ -230,7 +231,7 @@ def test_a_perturbed_prompt_shares_nothing_from_its_time_on(tmp_path: Path) -> N
     )
     text += "perturbation = { share = 0.25, tokens = 9, start = 100 }\n"
     trace = _generated(tmp_path, text)
-    hits, late = prefix_hits(trace), trace.arrival_ps >= 100 * PS_PER_S
+    hits, late = num_repeated_tokens(trace, outputs=True), trace.arrival_ps >= 100 * PS_PER_S
     assert set(hits[1:][~late[1:]].tolist()) == {256}
     assert set(hits[late].tolist()) == {0, 256}
     assert (hits[late] == 0).mean() == pytest.approx(0.25, abs=4 * (0.1875 / late.sum()) ** 0.5)
@@ -328,4 +329,7 @@ def test_a_frozen_workload_is_the_generated_one(tmp_path: Path) -> None:
         "think_ps",
     ):
         assert getattr(again, name).tolist() == getattr(trace, name).tolist(), name
-    assert prefix_hits(again).tolist() == prefix_hits(trace).tolist()
+    assert (
+        num_repeated_tokens(again, outputs=True).tolist()
+        == num_repeated_tokens(trace, outputs=True).tolist()
+    )

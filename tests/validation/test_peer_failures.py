@@ -366,6 +366,18 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(f"{POOL} --trace {{spread}}", "", "--request-rate inf", ("requests",)),
         Refused(f"{POOL} --request-rate 0", 2, "--request-rate: expected"),
     ],
+    "closed_loop": [
+        Effect(f"{POOL} --trace {{turns}}", "", "--closed-loop", ("requests", "duration")),
+        Effect(
+            f"{POOL} --trace {{turns}} --allocator reserve-max", "", "--closed-loop", ("steps",)
+        ),
+        Refused(f"{POOL} --closed-loop", 2, "has no sessions of several turns"),
+    ],
+    "max_concurrency": [
+        Effect(POOL, "", "--max-concurrency 1", ("requests", "mean_num_requests_running")),
+        Effect(f"{POOL} --allocator reserve-max", "", "--max-concurrency 1", ("steps",)),
+        Refused(f"{POOL} --max-concurrency 0", 2, "--max-concurrency: expected"),
+    ],
     "goodput": [
         Effect(POOL, "", "--goodput ttft:5", ("config",)),
         Refused(f"{POOL} --goodput ttfb:5", 2, "did you mean 'ttft'"),
@@ -486,6 +498,12 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             lines.append({"arrival_time": gap * row, "prompt": prompt, "output_len": 10 + 5 * row})
         paths[name] = str(folder / f"{name}.jsonl")
         Path(paths[name]).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    paths["turns"] = str(folder / "turns.jsonl")
+    turns = [
+        {"arrival_time": 0.01 * i, "input_length": 9, "output_len": 20, "session_id": "s"}
+        for i in range(4)
+    ]
+    Path(paths["turns"]).write_bytes(b"".join(msgspec.json.encode(t) + b"\n" for t in turns))
     for name, batches in (("table", (1, 16)), ("small", (1, 2))):
         paths[name] = str(folder / f"{name}.parquet")
         save(table(decodes(batches=batches), chunks(), layers()), paths[name])
