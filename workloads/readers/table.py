@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from workloads.errors import TraceError, quote
+from workloads.errors import TraceError, plain, quote
 from workloads.readers.source import Source
 from workloads.record import MAX_TOKENS, IntArray
 
@@ -144,7 +144,7 @@ class _Reader:
                 high = middle
         number, line = numbers[low], texts[low]
         num_cells = line.count(b",") + 1
-        expected = f"expected {len(self.header)} columns, {','.join(self.header)}"
+        expected = f"expected {len(self.header)} columns, {plain(','.join(self.header))}"
         if num_cells != len(self.header):
             hint = " (truncated?)" if num_cells < len(self.header) else ""
             self._at(number, line)
