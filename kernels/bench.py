@@ -207,7 +207,10 @@ class _Silent:
 def _finish(
     options: argparse.Namespace, header: Record, records: list[Record], cases: list[Case]
 ) -> int:
-    """Write tables and charts of *records*, say what they show; answer the code."""
+    """Write tables and charts of *records*, say what they show; answer the code.
+
+    1 if nothing was measured.
+    """
     from kernels import summary  # noqa: PLC0415
 
     print(summary.describe(header, records))
@@ -215,6 +218,9 @@ def _finish(
     left = sum(case.key not in tried for case in cases)
     if left:
         print(f"{left} of {len(cases)} calls are left: the same command again goes on")
+    if not any("us" in record for record in records):
+        _say(f"{PROGRAM}: nothing was measured: no table")
+        return 1
     try:
         from kernels import tables  # noqa: PLC0415
     except ModuleNotFoundError as error:

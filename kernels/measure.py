@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,9 +17,14 @@ from kernels.layer_calls import LayerCalls
 from kernels.reference import LATENT_DIM
 from kernels.session import smi, takes_fp8
 from kernels.tiles import tiles
+from sim.errors import ConfigError
+from workloads.errors import plain
 
 RESERVE_S = 5.0
 """Kept of a budget for the last case and for writing the table."""
+
+MAX_ALIKE = 8
+"""Calls that fail for one reason, before any succeeds, from which the machine is to blame."""
 
 TUNED_CONTEXT, TUNED_BATCH = 8191, 64
 """The decode step for which tiles are timed."""
@@ -70,6 +76,7 @@ class Bench:
 
         Raises:
             FileError: the journal cannot be written.
+            ConfigError: nothing was ever measured here, and the first calls fail for one reason.
         """
         gc.collect()
         gc.freeze()  # each capture collects garbage: what is there now need not be looked at
@@ -80,6 +87,8 @@ class Bench:
             )
             clocks = smi(self._device, ("clocks.sm", "clocks.mem")) if self._is_gpu else {}
             self._journal.append({"copy_bytes_per_s": bandwidth, **clocks})
+        alike = Counter[str]()
+        has_measured = any("us" in record for record in self._journal.records)
         for case in cases:
             if case.key not in done:
                 if self._clock.is_over:
@@ -87,6 +96,13 @@ class Bench:
                 record = {"key": case.key, **self._measured(case)}
                 if record not in self._journal.records:  # skipped before, for the same reason
                     self._journal.append(record)
+                has_measured |= "us" in record
+                alike[record.get("skip", "")] += record.get("failed", False)
+                if not has_measured and max(alike.values()) >= MAX_ALIKE:
+                    raise ConfigError(
+                        f"the first {MAX_ALIKE} calls fail alike, {plain(record['skip'])}: "
+                        "expected a machine on which kernels run; the same command again tries them"
+                    )
             progress.update(1)
 
     def _known(self) -> set[str]:
@@ -104,7 +120,8 @@ class Bench:
     def _measured(self, case: Case) -> dict[str, Any]:
         """Answer what is written of *case*: its time, or why it has none.
 
-        ``again``: another time there may be room, or a package; the next run looks.
+        ``again``: another time there may be room, a package or a compiler; the next run looks.
+        Final are times, wrong results and what stopped the GPU. ``failed``: by an exception.
         """
         for attempt in range(2):
             try:
@@ -118,7 +135,7 @@ class Bench:
                     return {"row": case.row(), "skip": problem, "again": True}
             except Exception as error:  # one kernel's failure is not the end
                 self._refuse_dead_gpu(case, error)
-                return {"row": case.row(), "skip": _said(error)}
+                return {"row": case.row(), "skip": _said(error), "again": True, "failed": True}
         raise AssertionError("two attempts answer")
 
     def _attempt(self, case: Case) -> dict[str, Any]:

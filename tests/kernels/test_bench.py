@@ -190,9 +190,36 @@ def test_a_kernel_that_fails_is_listed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _failing(monkeypatch, few[0].key, RuntimeError("no kernel image\nfor this device"))
-    assert _run(tmp_path) == 0
+    with monkeypatch.context() as patch:
+        _failing(patch, few[0].key, RuntimeError("no kernel image\nfor this device"))
+        assert _run(tmp_path) == 0
     assert "1 x RuntimeError: no kernel image: op=decode" in capsys.readouterr().out
+    assert _run(tmp_path) == 0  # the next run, on a machine that is mended, tries it again
+    assert sum("us" in record for record in _records(tmp_path)) == len(few)
+
+
+def test_a_machine_that_runs_nothing_stops_early(
+    torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from kernels.attention_calls import AttentionCalls  # noqa: PLC0415  # needs PyTorch
+    from kernels.measure import MAX_ALIKE  # noqa: PLC0415
+
+    with monkeypatch.context() as patch:
+
+        def make(*_: object) -> None:
+            raise RuntimeError("Failed to find C compiler")
+
+        patch.setattr(AttentionCalls, "make", make)
+        assert _run(tmp_path) == 1
+    assert f"first {MAX_ALIKE} calls fail alike, RuntimeError: Failed to" in capsys.readouterr().err
+    assert len(_records(tmp_path)) == 1 + MAX_ALIKE
+    assert _run(tmp_path, "--budget-s", "0") == 1
+    assert "nothing was measured" in capsys.readouterr().err
+    assert _run(tmp_path) == 0
+    assert sum("us" in record for record in _records(tmp_path)) == len(grid.cpu_grid())
 
 
 def test_a_shape_that_does_not_fit_is_listed(
@@ -205,7 +232,7 @@ def test_a_shape_that_does_not_fit_is_listed(
     heads = grid.Heads(4, 2, 64)
     large = [*grid.decodes(grid.PYTORCH, heads, (16, 0), batches=(2,), contexts=(8191,), **kinds)]
     monkeypatch.setattr(bench, "cpu_grid", lambda: large)
-    assert _run(tmp_path) == 0
+    assert _run(tmp_path) == 1
     assert "2 x needs 0.0156 GiB of KV cache, there is room for 0.00781" in capsys.readouterr().out
 
 
@@ -229,8 +256,10 @@ def test_a_wrong_result_is_not_timed(
 def test_a_budget_stops_in_time(
     few: list[grid.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(tmp_path, "--budget-s", "0.001") == 0
-    assert "6 of 6 calls are left" in capsys.readouterr().out
+    assert _run(tmp_path, "--budget-s", "0.001") == 1
+    captured = capsys.readouterr()
+    assert "6 of 6 calls are left" in captured.out
+    assert "nothing was measured" in captured.err
     assert not (tmp_path / "CPU.parquet").exists()
     assert _run(tmp_path) == 0
     assert _run(tmp_path, "--budget-s", "0", "--plot") == 0
