@@ -143,29 +143,33 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             known, self.records = read(folder)
-            self._file = path.open("ab")
+            # Unbuffered: what finds no room must not wait to be written when the file is closed.
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise FileError(
                 f"--out {plain(str(folder))}: {error.strerror}; expected a writable folder"
             ) from None
         try:
+            self._begin(path, known, header)
+        except FileError:
+            self._file.close()
+            raise
+
+    def _begin(self, path: Path, known: Record, header: Record) -> None:
+        """Lock the file; go on after what is *known*, or write *header*."""
+        folder = path.parent
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
             raise FileError(
                 f"--out {plain(str(folder))} is being measured by another process; "
                 "expected another folder"
             ) from None
         if known:
-            try:
-                refuse_other(known, header, folder)
-            except FileError:
-                self._file.close()
-                raise
+            refuse_other(known, header, folder)
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         else:
             if any(folder.glob("*.parquet")):
-                self._file.close()
                 path.unlink()
                 raise FileError(
                     f"--out {plain(str(folder))} has tables and no {NAME}: they would be "
@@ -182,8 +186,9 @@ class Journal:
             FileError: there is no room for it.
         """
         try:
-            self._file.write(json.dumps(record).encode() + b"\n")
-            self._file.flush()
+            line = json.dumps(record).encode() + b"\n"
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise FileError(f"{NAME} cannot be written: {error.strerror}; expected room") from None

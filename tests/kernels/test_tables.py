@@ -1,5 +1,7 @@
 """From a journal to tables and figures, without a GPU: the records are made up."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sim.models import get_model
 from sim.timing import Deployment, kernel_step_time
 from sim.timing.base import StepBatch
 from sim.timing.table import load
+from tests.conftest import REPOSITORY
 
 HEADER: dict[str, Any] = {
     "device": "cuda",
@@ -223,6 +226,27 @@ def test_nothing_is_merged(tmp_path: Path, changed: dict[str, Any], words: str) 
     assert words in str(refusal.value)
     assert str(refusal.value).endswith("they are not merged; expected another folder")
     assert (tmp_path / journal.NAME).read_bytes() == before
+
+
+def test_a_full_disk_is_one_refusal(tmp_path: Path) -> None:
+    """By a limit on the size of files, which fails as a disk does that is full."""
+    code = (
+        "import pathlib, resource, sys; from kernels import journal\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        f"with journal.Journal(pathlib.Path(sys.argv[1]), {HEADER!r}) as opened:\n"
+        "    while True: opened.append({'copy_bytes_per_s': 1.0})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].endswith("cannot be written: File too large; expected room")
+    assert "OSError" not in done.stderr
+    with _open(tmp_path) as opened:  # what was torn is cut off
+        assert len(opened.records) > 50
 
 
 def test_two_at_once(tmp_path: Path) -> None:
