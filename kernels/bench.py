@@ -112,13 +112,14 @@ def _run(options: argparse.Namespace, started: float) -> int:
         ) from None
     from kernels import session  # noqa: PLC0415
 
-    device = session.open_device(options.device)
-    torch.manual_seed(options.seed)
-    header = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "seed": options.seed,
-        **session.header(device),
-    }
+    with session.first_use():
+        device = session.open_device(options.device)
+        torch.manual_seed(options.seed)
+        header = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "seed": options.seed,
+            **session.header(device),
+        }
     if options.device == "cuda":
         _check_name(options.gpu, header)
     cases = cpu_grid() if options.device == "cpu" else _all_cases(header)
@@ -162,8 +163,10 @@ def _measure(
 ) -> int:
     """Measure until all is done, the budget is spent or somebody interrupts; answer the code."""
     from kernels.measure import Bench, Clock, DeadGpuError  # noqa: PLC0415
+    from kernels.session import first_use  # noqa: PLC0415
 
-    bench = Bench(device, journal, options.seed, Clock(started, options.budget_s))
+    with first_use():
+        bench = Bench(device, journal, options.seed, Clock(started, options.budget_s))
     code = 0
     with _progress(len(cases)) as progress:
         try:

@@ -121,7 +121,7 @@ def _captured(calls: Sequence[Callable[[], object]], nodes: int) -> "torch.cuda.
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
     """Answer bytes/s, read and written, of copying *num_bytes* (less where memory is short)."""
     if device.type == "cuda":
-        num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 4)
+        num_bytes = min(num_bytes, max(2**20, torch.cuda.mem_get_info(device)[0] // 4))
     source = torch.zeros(num_bytes // 4, dtype=torch.int32, device=device)
     source.random_()
     target = torch.empty_like(source)

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from kernels.grid import MAX_TOKENS, TRITON, Case
 from kernels.journal import Journal
 from kernels.layer_calls import LayerCalls
 from kernels.reference import LATENT_DIM
-from kernels.session import smi, takes_fp8
+from kernels.session import first_use, said, smi, takes_fp8
 from kernels.tiles import tiles
 from sim.errors import ConfigError
 from workloads.errors import plain
@@ -82,9 +82,8 @@ class Bench:
         gc.freeze()  # each capture collects garbage: what is there now need not be looked at
         done = self._known()
         if not any("copy_bytes_per_s" in record for record in self._journal.records):
-            bandwidth = copy_bandwidth(
-                self._device, 2**30 if self._device.type == "cuda" else 2**24
-            )
+            with first_use():
+                bandwidth = copy_bandwidth(self._device, 2**30 if self._is_gpu else 2**24)
             clocks = smi(self._device, ("clocks.sm", "clocks.mem")) if self._is_gpu else {}
             self._journal.append({"copy_bytes_per_s": bandwidth, **clocks})
         alike = Counter[str]()
@@ -135,7 +134,7 @@ class Bench:
                     return {"row": case.row(), "skip": problem, "again": True}
             except Exception as error:  # one kernel's failure is not the end
                 self._refuse_dead_gpu(case, error)
-                return {"row": case.row(), "skip": _said(error), "again": True, "failed": True}
+                return {"row": case.row(), "skip": said(error), "again": True, "failed": True}
         raise AssertionError("two attempts answer")
 
     def _attempt(self, case: Case) -> dict[str, Any]:
@@ -186,9 +185,9 @@ class Bench:
         try:
             torch.cuda.synchronize()
         except RuntimeError:
-            self._journal.append({"key": case.key, "row": case.row(), "skip": _said(error)})
+            self._journal.append({"key": case.key, "row": case.row(), "skip": said(error)})
             raise DeadGpuError(
-                f"the GPU stopped working in {case.key}: {_said(error)}; the same command again "
+                f"the GPU stopped working in {case.key}: {said(error)}; the same command again "
                 "goes on with the next case"
             ) from None
 
@@ -226,10 +225,3 @@ class Bench:
 
 class DeadGpuError(RuntimeError):
     """The GPU has to be opened anew."""
-
-
-def _said(error: Exception) -> str:
-    """Answer the first line of what *error* says, and its kind."""
-    lines: Callable[[], list[str]] = str(error).strip().splitlines
-    text = (lines() or [""])[0]
-    return f"{type(error).__name__}: {text[:200]}"

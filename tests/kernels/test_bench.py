@@ -288,6 +288,26 @@ def test_no_torch(
     assert "PyTorch is not installed: expected pip install" in _refusal(capsys, code)
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["session.open_device", "session.header", "measure.AttentionCalls", "measure.copy_bandwidth"],
+)
+def test_a_gpu_that_cannot_be_used(
+    torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 1 GiB")
+
+    monkeypatch.setattr(f"kernels.{place}", fail)
+    assert _run(tmp_path) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "the device cannot be used: OutOfMemoryError: CUDA out of memory.; expected" in last
+
+
 def test_no_gpu(
     torch: Any,
     tmp_path: Path,
