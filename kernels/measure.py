@@ -12,7 +12,7 @@ from kernels.attention_calls import AttentionCalls, is_latent, tile_key
 from kernels.calls import Calls, Skip
 from kernels.clock import Timing, copy_bandwidth, time_calls
 from kernels.grid import MAX_TOKENS, TRITON, Case
-from kernels.journal import Journal
+from kernels.journal import Journal, Record
 from kernels.layer_calls import LayerCalls
 from kernels.reference import LATENT_DIM
 from kernels.session import first_use, said, smi, takes_fp8
@@ -68,6 +68,7 @@ class Bench:
         )
         self._layers = LayerCalls(device, seed)
         self._tuned: set[str] = set()
+        self._deadly: set[tuple[str, tuple[int, int, int, int]]] = set()
         self._transfers: dict[int, dict[int, Timing] | Skip] = {}
         self.wrong: list[str] = []
 
@@ -110,6 +111,9 @@ class Bench:
         for record in self._journal.records:
             if "tile" in record:
                 m, n, warps, stages = record["tile"]
+                if record.get("stopped_gpu"):
+                    self._deadly.add((record["for"], (m, n, warps, stages)))
+                    continue
                 self._attention.tiles[record["for"]] = (m, n, warps, stages)
                 self._tuned.add(record["for"])
             elif "key" in record and not record.get("again"):
@@ -132,8 +136,11 @@ class Bench:
                 self._release()
                 if attempt:
                     return {"row": case.row(), "skip": problem, "again": True}
+            except DeadGpuError:  # by a tile, which is written: *case* is innocent
+                raise
             except Exception as error:  # one kernel's failure is not the end
-                self._refuse_dead_gpu(case, error)
+                record = {"key": case.key, "row": case.row(), "skip": said(error)}
+                self._refuse_dead_gpu(record, case.key, error)
                 return {"row": case.row(), "skip": said(error), "again": True, "failed": True}
         raise AssertionError("two attempts answer")
 
@@ -178,17 +185,20 @@ class Bench:
         if self._is_gpu:
             torch.cuda.empty_cache()
 
-    def _refuse_dead_gpu(self, case: Case, error: Exception) -> None:
-        """Raise if the GPU answers no more, which an illegal access does to a whole process."""
+    def _refuse_dead_gpu(self, record: Record, what: str, error: Exception) -> None:
+        """Raise if the GPU answers no more, which an illegal access does to a whole process.
+
+        Before, *record* is written, so that the next run leaves out *what* did it.
+        """
         if not self._is_gpu:
             return
         try:
             torch.cuda.synchronize()
         except RuntimeError:
-            self._journal.append({"key": case.key, "row": case.row(), "skip": said(error)})
+            self._journal.append(record)
             raise DeadGpuError(
-                f"the GPU stopped working in {case.key}: {said(error)}; the same command again "
-                "goes on with the next case"
+                f"the GPU stopped working in {what}: {said(error)}; the same command again "
+                "goes on without it"
             ) from None
 
     def _tune(self, case: Case) -> None:
@@ -205,6 +215,8 @@ class Bench:
         times: dict[tuple[int, int, int, int], float] = {}
         for tile in tiles(case.num_heads // case.num_kv_heads, width, kv_bytes):
             cut = (tile.block_m, tile.block_n, tile.num_warps, tile.num_stages)
+            if (name, cut) in self._deadly:
+                continue
             self._attention.tiles[name] = cut
             try:
                 calls = self._attention.make(model)
@@ -213,7 +225,8 @@ class Bench:
             except (torch.OutOfMemoryError, Skip):
                 break
             except Exception as error:  # a tile too large for the GPU
-                self._refuse_dead_gpu(model, error)
+                record = {"tile": list(cut), "for": name, "stopped_gpu": True}
+                self._refuse_dead_gpu(record, f"tile {cut} for {name}", error)
             finally:
                 self._attention.tiles.pop(name)
         if times:

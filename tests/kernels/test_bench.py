@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,6 +357,55 @@ def test_a_folder_of_another_gpu(
     capsys.readouterr()
     assert "with gpu 'NVIDIA H100', and now it is 'CPU'" in _refusal(capsys, _run(tmp_path))
     assert path.read_bytes() == changed
+
+
+def test_a_tile_that_stops_the_gpu_is_left_out(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a made-up GPU that the second tile stops until the program starts anew."""
+    from kernels import measure  # noqa: PLC0415  # needs PyTorch
+    from kernels.calls import Calls  # noqa: PLC0415
+
+    (case,) = grid.decodes(grid.TRITON, grid.LLAMA_8B, (16,), batches=(64,), contexts=(8191,))
+    tried: list[tuple[int, ...]] = []
+    dead = False
+
+    def make(self: Any, _: grid.Case) -> Calls:
+        nonlocal dead
+        tile = self.tiles.get("16 128 bfloat16 bfloat16")
+        tried.append(tile)
+        dead = len(tried) == 2
+        if dead:
+            raise RuntimeError("an illegal memory access was encountered")
+        return Calls([lambda: None], lambda: 0.0, 1.0, cold=True)
+
+    def synchronize() -> None:
+        if dead:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    pool = SimpleNamespace(key=torch.zeros(1, dtype=torch.bfloat16))
+    monkeypatch.setattr(measure.AttentionCalls, "make", make)
+    monkeypatch.setattr(measure.AttentionCalls, "pool", lambda *_: pool)
+    monkeypatch.setattr(measure, "time_calls", lambda *_: measure.Timing(1.0, 0.0, "graph"))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    header: dict[str, Any] = dict.fromkeys(journal.SAME, "") | {"versions": {}}
+
+    def run() -> list[dict[str, Any]]:
+        with journal.Journal(tmp_path, header) as opened:
+            bench = measure.Bench(torch.device("cpu"), opened, 0, measure.Clock(0.0, None))
+            bench._is_gpu = True
+            opened.append({"copy_bytes_per_s": 1.0})
+            bench.run([case], SimpleNamespace(update=lambda _: None))
+            return opened.records
+
+    with pytest.raises(measure.DeadGpuError, match="stopped working in tile"):
+        run()
+    assert [record for record in _records(tmp_path) if "key" in record] == []
+    first, deadly = tried
+    records = run()
+    assert deadly not in tried[2:]
+    assert first in tried[2:]
+    assert [record["key"] for record in records if "us" in record] == [case.key]
 
 
 # ---- what a GPU would run, in the interpreter
