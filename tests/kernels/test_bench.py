@@ -365,6 +365,7 @@ def test_a_tile_that_stops_the_gpu_is_left_out(
     """By a made-up GPU that the second tile stops until the program starts anew."""
     from kernels import measure  # noqa: PLC0415  # needs PyTorch
     from kernels.calls import Calls  # noqa: PLC0415
+    from kernels.clock import Timing  # noqa: PLC0415
 
     (case,) = grid.decodes(grid.TRITON, grid.LLAMA_8B, (16,), batches=(64,), contexts=(8191,))
     tried: list[tuple[int, ...]] = []
@@ -384,9 +385,9 @@ def test_a_tile_that_stops_the_gpu_is_left_out(
             raise RuntimeError("an illegal memory access was encountered")
 
     pool = SimpleNamespace(key=torch.zeros(1, dtype=torch.bfloat16))
-    monkeypatch.setattr(measure.AttentionCalls, "make", make)
-    monkeypatch.setattr(measure.AttentionCalls, "pool", lambda *_: pool)
-    monkeypatch.setattr(measure, "time_calls", lambda *_: measure.Timing(1.0, 0.0, "graph"))
+    monkeypatch.setattr("kernels.measure.AttentionCalls.make", make)
+    monkeypatch.setattr("kernels.measure.AttentionCalls.pool", lambda *_: pool)
+    monkeypatch.setattr(measure, "time_calls", lambda *_: Timing(1.0, 0.0, "graph"))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     header: dict[str, Any] = dict.fromkeys(journal.SAME, "") | {"versions": {}}
 
