@@ -426,6 +426,7 @@ def test_calls_of_our_kernels(torch: Any) -> None:
         *grid.decodes(grid.SDPA, heads, (0,), **decodes),
         *grid.decodes(grid.TRITON, grid.Heads(16, 1, 576), (16, 0), **decodes),
         *grid.prefills(grid.TRITON, heads, (16, 0), chunks=(16,), histories=(48,)),
+        *grid.prefills(grid.TRITON, heads, (8,), chunks=(16,), histories=(48,), kv_dtype="fp8"),
     ]
     for case in cases:
         calls = maker.make(case)
