@@ -394,7 +394,7 @@ def _first(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: str, exp
 
 
 SHIPPED = Path(__file__).parents[2] / "kernels" / "tables"
-"""Where a source tree has its tables; an installed package has none."""
+"""Where a source tree has its tables, and where an installation puts them."""
 
 
 def shipped(gpu: str) -> Path | None:
