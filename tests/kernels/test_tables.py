@@ -171,6 +171,13 @@ def test_the_summary_says_what_block_sizes_cost() -> None:
     assert text.endswith("not measured: 2 x out of memory: x, ...")
 
 
+def test_control_characters_of_a_journal_stay_there() -> None:
+    skip = {"key": "x\x1b[2J", "skip": "\x1b]0;title\x07\nnot measured"}
+    text = summary.describe(HEADER | {"gpu": "\x1b[31mH200"}, [skip])
+    assert all(line.isprintable() for line in text.splitlines())
+    assert len(text.splitlines()) == 2
+
+
 def test_charts(tmp_path: Path) -> None:
     paths = charts.draw(tmp_path, HEADER, _records(DECODES), 4.8e12)
     assert [path.name for path in paths] == ["bandwidth.png", "block_size.png"]
@@ -266,24 +273,36 @@ MEASURED = b'{"key": "x", "us": 1, "spread_us": 0, "how": "graph", "cold": true,
         (b"[" * 100_000 + b"\n", "line 1: not JSON"),
         (b"\xff\xfe\n", "line 1: not JSON"),
         (b"HEADER\nno json\n", "line 2: not JSON"),
-        (b'HEADER\n{"key": 3, "skip": "x"}\n', "line 2: key key: 3 cannot be"),
-        (b'HEADER\n{"key": "x"}\n', "line 2: neither a time nor a reason"),
-        (b'HEADER\n{"key": "x", "us": "1"}\n', "line 2: key us: '1' cannot be"),
-        (b'HEADER\n{"key": "x", "us": NaN}\n', "line 2: no time of a call"),
-        (b'HEADER\n{"key": "x", "us": 1, "row": {}}\n', "line 2: no time of a call"),
+        (b'HEADER\n{"key": 3, "skip": "x"}\n', "line 2: key key: 3; expected text"),
+        (b'HEADER\n{"key": "x"}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"skip": "x"}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"key": "x", "us": "1"}\n', "line 2: key us: '1'; expected microseconds"),
+        (b'HEADER\n{"key": "x", "us": NaN}\n', "line 2: key us: nan; expected microseconds"),
+        (b'HEADER\n{"us": 1%b}\n' % (b"0" * 400), "line 2: key us: 1000"),
+        (b'HEADER\n{"key": "x", "us": 1, "row": {}}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"copy_bytes_per_s": 0}\n', "key copy_bytes_per_s: 0; expected bytes a second"),
+        (b'HEADER\n{"copy_bytes_per_s": 1%b}\n' % (b"0" * 400), "line 2: key copy_bytes_per_s"),
+        (b'HEADER\nMEASURED {"batch": 1%b}}\n' % (b"0" * 30), "line 2: key row: 'batch': 1000"),
+        (b'HEADER\n{"tile": [-1, 0, 0, 0], "for": ""}\n', "line 2: key tile: [-1, 0, 0, 0]; exp"),
+        (b'NUM_GPUS "abc"}\n', "line 1: key num_gpus: 'abc'; expected a whole number above 0"),
+        (b"NUM_GPUS null}\n", "line 1: key num_gpus: None"),
+        (b'NUM_GPUS 1, "version": 2}\n', "line 1: key version: 2; expected 1"),
+        (b'NUM_GPUS 1, "device": "tpu"}\n', "line 1: key device: 'tpu'; expected cuda or cpu"),
         (b'HEADER\nMEASURED {"op": 3}}\n', "line 2: key row: 'op': 3 cannot be"),
         (b'HEADER\nMEASURED {"shape": 3}}\n', "line 2: key row: 'shape': 3 cannot be"),
         (
             b'HEADER\nMEASURED {"op": "decode_attention", "kernel": "x"}}\n',
             "line 2: key row: not all that identifies a call",
         ),
-        (b'HEADER\n{"tile": [1, 2, 3], "for": ""}\n', "line 2: key tile: expected four"),
+        (b'HEADER\n{"tile": [1, 2, 3], "for": ""}\n', "line 2: key tile: [1, 2, 3]; expected four"),
     ],
 )
 def test_what_is_no_journal(tmp_path: Path, content: bytes, words: str) -> None:
     _open(tmp_path).__exit__(None, None, None)
     path = tmp_path / journal.NAME
-    content = content.replace(b"HEADER", path.read_bytes().strip()).replace(b"MEASURED", MEASURED)
+    header = path.read_bytes().strip()
+    content = content.replace(b"HEADER", header).replace(b"MEASURED", MEASURED)
+    content = content.replace(b"NUM_GPUS", header[:-1] + b', "num_gpus":')
     path.write_bytes(content)
     with pytest.raises(FileError) as refusal:
         _open(tmp_path)
