@@ -138,23 +138,24 @@ def _all_cases(header: Record) -> list[Case]:
 
 
 def _check_name(name: str | None, header: Record) -> None:
-    """Refuse a GPU without a name before anything is measured."""
+    """Say before anything is measured if no table can come of it; refuse a wrong --gpu."""
     try:
-        from kernels.tables import gpu_name  # noqa: PLC0415
-        from sim.hardware import get_gpu  # noqa: PLC0415
+        from kernels.tables import table_name  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _say(f"note: no table will be written: {_without(error)}")
         return
-    if name is None:
-        gpu_name(header["gpu"])
-    else:
-        get_gpu(name)
+    try:
+        table_name(header, name)
+    except ConfigError as error:
+        if name is not None:
+            raise
+        _say(f"note: no table will be written yet: {error}")
 
 
 def _without(error: ModuleNotFoundError) -> str:
     return (
         f"kvsim's own packages are not all here ({error.name}); with them, {PROGRAM} --out DIR "
-        "--budget-s 0 makes it of what was measured"
+        "--budget-s 0 makes it of what was measured (--plot: and the charts)"
     )
 
 
@@ -246,10 +247,10 @@ def _finish(
 
 
 def _peak(name: str | None, header: Record) -> float | None:
-    from kernels.tables import gpu_name  # noqa: PLC0415
+    from kernels.tables import table_name  # noqa: PLC0415
     from sim.hardware import get_gpu  # noqa: PLC0415
 
-    found = name or gpu_name(header["gpu"])
+    found = table_name(header, name)
     return None if found == CPU else get_gpu(found).hbm_bandwidth
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernels import charts, grid, journal, summary, tables
+from kernels import bench, charts, grid, journal, summary, tables
 from sim.config import TimingConfig
 from sim.errors import ConfigError, FileError
 from sim.hardware import get_gpu
@@ -141,10 +141,29 @@ def test_calls_that_count_launches_are_left_out(tmp_path: Path) -> None:
     assert "1 measured calls left out: they were not captured" in written.notes[0]
 
 
-def test_impossible_times_are_noted(tmp_path: Path) -> None:
+def test_impossible_times_make_no_table(tmp_path: Path) -> None:
     records = _records(DECODES, lambda case: _us(case) / 3)
-    notes = tables.write(tmp_path, HEADER, records, DECODES, None).notes
-    assert any("these times cannot be right" in note for note in notes)
+    with pytest.raises(ConfigError, match=r"is not written.*these times cannot be right"):
+        tables.write(tmp_path, HEADER, records, DECODES, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_is_not_called_another(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the driver says 'NVIDIA H200', which is H200"):
+        tables.write(tmp_path, HEADER, _records(DECODES), DECODES, "H100")
+    nameless = HEADER | {"gpu": "NVIDIA H200 NVL"}
+    with pytest.raises(ConfigError, match="expected an entry there, or --gpu NAME"):
+        tables.write(tmp_path, nameless, _records(DECODES), DECODES, None)
+    assert not list(tmp_path.iterdir())
+    (written,) = tables.write(tmp_path, nameless, _records(DECODES), DECODES, "H200").paths
+    assert written.name == "H200.parquet"
+
+
+def test_a_gpu_without_a_name_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    bench._check_name(None, HEADER | {"gpu": "NVIDIA A10"})
+    assert "note: no table will be written yet: the GPU 'NVIDIA A10'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the driver says"):
+        bench._check_name("H100", HEADER)
 
 
 def test_equal_journals_equal_bytes(tmp_path: Path) -> None:
