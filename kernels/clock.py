@@ -105,7 +105,7 @@ def _elapsed_us(run: Callable[[], None], repeats: int) -> list[float]:
 
 def _captured(calls: Sequence[Callable[[], object]], nodes: int) -> "torch.cuda.CUDAGraph | None":
     """Answer a graph of *nodes* calls; None if they cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             for index in range(nodes):
@@ -115,6 +115,8 @@ def _captured(calls: Sequence[Callable[[], object]], nodes: int) -> "torch.cuda.
     except RuntimeError:
         torch.cuda.synchronize()
         return None
+    finally:
+        torch.cuda.set_stream(stream)  # PyTorch leaves that of a capture that failed
     return graph
 
 
