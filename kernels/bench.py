@@ -60,7 +60,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= MAX_BUDGET_S:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, 0 or more")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}; expected seconds, 0 to {MAX_BUDGET_S:,.0f}"
+        )
     return value
 
 

@@ -33,9 +33,11 @@ def read(folder: Path) -> tuple[Record, list[Record]]:
         FileError: what is there is no journal: with the line.
     """
     path = folder / NAME
+    shown = plain(str(path))
+    if path.is_symlink():
+        raise FileError(f"{shown} is a link; expected a journal of this folder")
     if not path.exists():
         return {}, []
-    shown = plain(str(path))
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
             raise FileError(

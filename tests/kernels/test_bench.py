@@ -61,6 +61,7 @@ def test_help_needs_no_torch() -> None:
     [
         ["--budget-s", "-1"],
         ["--budget-s", "nan"],
+        ["--budget-s", "1e7"],
         ["--devise", "cpu"],
         ["--device", "tpu"],
         ["--device", "cpu", "--gpu", "H200"],
@@ -407,6 +408,15 @@ def test_a_tile_that_stops_the_gpu_is_left_out(
     assert deadly not in tried[2:]
     assert first in tried[2:]
     assert [record["key"] for record in records if "us" in record] == [case.key]
+
+
+def test_no_two_tokens_of_a_pool_are_alike(torch: Any) -> None:
+    from kernels.calls import fill_random  # noqa: PLC0415  # needs PyTorch
+
+    pool = torch.empty(20_000, 8, 128)
+    fill_random(pool, torch.Generator().manual_seed(0))
+    assert not torch.equal(pool[0], pool[16_384])  # 16 Mi elements on
+    fill_random(torch.empty(0, 8, 128), torch.Generator())  # a GPU without room
 
 
 # ---- what a GPU would run, in the interpreter

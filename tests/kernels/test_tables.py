@@ -351,3 +351,8 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "folder" / journal.NAME).mkdir(parents=True)
     with pytest.raises(FileError, match="is no journal"):
         _open(tmp_path / "folder")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / journal.NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError, match="is a link"):
+        _open(tmp_path / "links")
+    assert not (tmp_path / "elsewhere").exists()
