@@ -157,7 +157,7 @@ def _check_name(name: str | None, header: Record) -> None:
 def _without(error: ModuleNotFoundError) -> str:
     return (
         f"kvsim's own packages are not all here ({error.name}); with them, {PROGRAM} --out DIR "
-        "--budget-s 0 makes it of what was measured (--plot: and the charts)"
+        "--budget-s 0 --plot makes it of what was measured, and the charts"
     )
 
 

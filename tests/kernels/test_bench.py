@@ -310,6 +310,25 @@ def test_a_gpu_that_cannot_be_used(
     assert "the device cannot be used: OutOfMemoryError: CUDA out of memory.; expected" in last
 
 
+def test_without_kvsims_packages_a_later_step_is_named(
+    few: list[grid.Case],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "kernels.tables", raising=False)
+        patch.delattr(sys.modules["kernels"], "tables", raising=False)
+        patch.setitem(sys.modules, "sim.timing.table", None)
+        assert _run(tmp_path, "--plot") == 0
+    err = capsys.readouterr().err
+    assert "note: no table was written: " in err
+    assert "--budget-s 0 --plot makes it of what was measured, and the charts" in err
+    assert not list(tmp_path.glob("*.p*"))
+    assert _run(tmp_path, "--budget-s", "0", "--plot") == 0
+    assert list(tmp_path.glob("*.parquet"))
+
+
 def test_no_gpu(
     torch: Any,
     tmp_path: Path,
