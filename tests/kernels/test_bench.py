@@ -409,7 +409,10 @@ def test_a_tile_that_stops_the_gpu_is_left_out(
     monkeypatch.setattr("kernels.measure.AttentionCalls.pool", lambda *_: pool)
     monkeypatch.setattr(measure, "time_calls", lambda *_: Timing(1.0, 0.0, "graph"))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    header: dict[str, Any] = dict.fromkeys(journal.SAME, "") | {"versions": {}}
+    header: dict[str, Any] = dict.fromkeys(journal.SAME, "") | {
+        "device": "cuda",
+        "versions": {},
+    }
 
     def run() -> list[dict[str, Any]]:
         with journal.Journal(tmp_path, header) as opened:
