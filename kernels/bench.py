@@ -60,7 +60,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= MAX_BUDGET_S:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, 0 or more")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}; expected seconds, 0 to {MAX_BUDGET_S:,.0f}"
+        )
     return value
 
 
@@ -112,13 +114,14 @@ def _run(options: argparse.Namespace, started: float) -> int:
         ) from None
     from kernels import session  # noqa: PLC0415
 
-    device = session.open_device(options.device)
-    torch.manual_seed(options.seed)
-    header = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "seed": options.seed,
-        **session.header(device),
-    }
+    with session.first_use():
+        device = session.open_device(options.device)
+        torch.manual_seed(options.seed)
+        header = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "seed": options.seed,
+            **session.header(device),
+        }
     if options.device == "cuda":
         _check_name(options.gpu, header)
     cases = cpu_grid() if options.device == "cpu" else _all_cases(header)
@@ -137,23 +140,24 @@ def _all_cases(header: Record) -> list[Case]:
 
 
 def _check_name(name: str | None, header: Record) -> None:
-    """Refuse a GPU without a name before anything is measured."""
+    """Say before anything is measured if no table can come of it; refuse a wrong --gpu."""
     try:
-        from kernels.tables import gpu_name  # noqa: PLC0415
-        from sim.hardware import get_gpu  # noqa: PLC0415
+        from kernels.tables import table_name  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _say(f"note: no table will be written: {_without(error)}")
         return
-    if name is None:
-        gpu_name(header["gpu"])
-    else:
-        get_gpu(name)
+    try:
+        table_name(header, name)
+    except ConfigError as error:
+        if name is not None:
+            raise
+        _say(f"note: no table will be written yet: {error}")
 
 
 def _without(error: ModuleNotFoundError) -> str:
     return (
         f"kvsim's own packages are not all here ({error.name}); with them, {PROGRAM} --out DIR "
-        "--budget-s 0 makes it of what was measured"
+        "--budget-s 0 --plot makes it of what was measured, and the charts"
     )
 
 
@@ -162,8 +166,10 @@ def _measure(
 ) -> int:
     """Measure until all is done, the budget is spent or somebody interrupts; answer the code."""
     from kernels.measure import Bench, Clock, DeadGpuError  # noqa: PLC0415
+    from kernels.session import first_use  # noqa: PLC0415
 
-    bench = Bench(device, journal, options.seed, Clock(started, options.budget_s))
+    with first_use():
+        bench = Bench(device, journal, options.seed, Clock(started, options.budget_s))
     code = 0
     with _progress(len(cases)) as progress:
         try:
@@ -207,7 +213,10 @@ class _Silent:
 def _finish(
     options: argparse.Namespace, header: Record, records: list[Record], cases: list[Case]
 ) -> int:
-    """Write tables and charts of *records*, say what they show; answer the code."""
+    """Write tables and charts of *records*, say what they show; answer the code.
+
+    1 if nothing was measured.
+    """
     from kernels import summary  # noqa: PLC0415
 
     print(summary.describe(header, records))
@@ -215,6 +224,9 @@ def _finish(
     left = sum(case.key not in tried for case in cases)
     if left:
         print(f"{left} of {len(cases)} calls are left: the same command again goes on")
+    if not any("us" in record for record in records):
+        _say(f"{PROGRAM}: nothing was measured: no table")
+        return 1
     try:
         from kernels import tables  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -237,10 +249,10 @@ def _finish(
 
 
 def _peak(name: str | None, header: Record) -> float | None:
-    from kernels.tables import gpu_name  # noqa: PLC0415
+    from kernels.tables import table_name  # noqa: PLC0415
     from sim.hardware import get_gpu  # noqa: PLC0415
 
-    found = name or gpu_name(header["gpu"])
+    found = table_name(header, name)
     return None if found == CPU else get_gpu(found).hbm_bandwidth
 
 

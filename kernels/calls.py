@@ -70,9 +70,12 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill *tensor* with normal numbers, the same 16 Mi of them again and again."""
+    """Fill *tensor* with normal numbers, the same 16 Mi of them again and again.
+
+    An odd number of them, so that no two tokens are alike.
+    """
     flat = tensor.view(-1)
-    size = min(2**24, flat.numel())
+    size = max(1, min(2**24 - 1, flat.numel()))
     pattern = torch.randn(size, device=tensor.device, generator=generator).to(tensor.dtype)
     for start in range(0, flat.numel(), size):
         part = flat[start : start + size]

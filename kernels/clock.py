@@ -105,7 +105,7 @@ def _elapsed_us(run: Callable[[], None], repeats: int) -> list[float]:
 
 def _captured(calls: Sequence[Callable[[], object]], nodes: int) -> "torch.cuda.CUDAGraph | None":
     """Answer a graph of *nodes* calls; None if they cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             for index in range(nodes):
@@ -115,13 +115,15 @@ def _captured(calls: Sequence[Callable[[], object]], nodes: int) -> "torch.cuda.
     except RuntimeError:
         torch.cuda.synchronize()
         return None
+    finally:
+        torch.cuda.set_stream(stream)  # PyTorch leaves that of a capture that failed
     return graph
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
     """Answer bytes/s, read and written, of copying *num_bytes* (less where memory is short)."""
     if device.type == "cuda":
-        num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 4)
+        num_bytes = min(num_bytes, max(2**20, torch.cuda.mem_get_info(device)[0] // 4))
     source = torch.zeros(num_bytes // 4, dtype=torch.int32, device=device)
     source.random_()
     target = torch.empty_like(source)

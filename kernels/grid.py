@@ -131,6 +131,7 @@ def prefills(
     chunks: Sequence[int] = CHUNKS,
     histories: Sequence[int] = HISTORIES,
     dtype: str = "bfloat16",
+    kv_dtype: str = "bfloat16",
 ) -> Iterator[Case]:
     """Answer chunks of one prompt behind a cached prefix."""
     for block_size in block_sizes:
@@ -139,9 +140,9 @@ def prefills(
                 yield Case(
                     "prefill_attention",
                     kernel,
-                    f"{kernel} {heads} {block_size} prefill",
+                    f"{kernel} {heads} {kv_dtype} {block_size} prefill",
                     dtype,
-                    dtype,
+                    kv_dtype,
                     *heads,
                     block_size,
                     batch=1,
@@ -204,10 +205,13 @@ def gpu_grid(backends: Iterable[str] = (), num_gpus: int = 1) -> list[Case]:
         *products(PRODUCTS),
         *prefills(TRITON, LLAMA_8B, (16,)),
         *decodes(TRITON, LLAMA_8B, BLOCK_SIZES[2:]),
+        # All by the same chunks and histories: else interpolation would tell sizes apart.
+        *prefills(TRITON, LLAMA_8B, BLOCK_SIZES[1:]),
         *others,
         *decodes(SDPA, LLAMA_8B, (0,)),
         *decodes(ORDERED, LLAMA_8B, (16, 1)),
         *decodes(TRITON, LLAMA_8B, BLOCK_SIZES, kv_dtype="fp8"),
+        *prefills(TRITON, LLAMA_8B, BLOCK_SIZES[:1], kv_dtype="fp8"),
         *decodes(TRITON, LATENT_HEADS[0], (64, 0, 16, 1)),
         *experts(EXPERTS),
         *all_reduces(num_gpus),
@@ -217,7 +221,6 @@ def gpu_grid(backends: Iterable[str] = (), num_gpus: int = 1) -> list[Case]:
         *decodes(TRITON, LLAMA_8B, BLOCK_SIZES, batches=MORE_BATCHES),
         *(case for heads in OTHER_HEADS[1:] for case in decodes(TRITON, heads, (16, 0, 64, 1))),
         *decodes(TRITON, LATENT_HEADS[1], (64, 0, 16, 1)),
-        *prefills(TRITON, LLAMA_8B, (0, 64)),
         *decodes(TRITON, LLAMA_8B, (16, 0), dtype="float16", kv_dtype="float16"),
     ]
     return list(dict.fromkeys(cases))
@@ -237,7 +240,15 @@ def cpu_grid() -> list[Case]:
             kv_dtype="float32",
             **small,
         ),
-        *prefills(PYTORCH, heads, (16,), chunks=(16, 64), histories=(0, 64), **small),
+        *prefills(
+            PYTORCH,
+            heads,
+            (16,),
+            chunks=(16, 64),
+            histories=(0, 64),
+            kv_dtype="float32",
+            **small,
+        ),
         *products([(256, 128)], (1, 64), **small),
         *experts([(32, 64, 4, 2)], (1, 16), **small),
         *samplers((1, 4), **small),

@@ -6,8 +6,8 @@ case. A line is on the disk before the next case begins, so that the last one al
 
 import fcntl
 import json
-import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ from sim.errors import FileError
 from workloads.errors import plain, quote
 
 NAME = "journal.jsonl"
-FORMAT = "kvsim-kernel-journal"
+FORMAT, VERSION = "kvsim-kernel-journal", 1
 MAX_BYTES = 100_000_000
 
 SAME = ("device", "gpu", "versions", "driver", "code")
@@ -33,9 +33,11 @@ def read(folder: Path) -> tuple[Record, list[Record]]:
         FileError: what is there is no journal: with the line.
     """
     path = folder / NAME
+    shown = plain(str(path))
+    if path.is_symlink():
+        raise FileError(f"{shown} is a link; expected a journal of this folder")
     if not path.exists():
         return {}, []
-    shown = plain(str(path))
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
             raise FileError(
@@ -54,6 +56,7 @@ def read(folder: Path) -> tuple[Record, list[Record]]:
         isinstance(header.get(name), kind) for name, kind in known.items()
     ):
         raise FileError(f"{shown}, line 1: no header of a journal; expected another folder")
+    _check_fields(header, f"{shown}, line 1")
     for number, record in enumerate(records[1:], start=2):
         _check(record, f"{shown}, line {number}")
     return header, records[1:]
@@ -69,43 +72,70 @@ def _parsed(line: bytes, where: str) -> Record:
     return record
 
 
-_ROW = {name: kind for name, kind in Case.__annotations__.items() if name != "group"}
+MAX_NUMBER = 2**53
+"""Above any size and time of a call, and exact as a float."""
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "key": str,
-    "row": dict,
-    "us": (int, float),
-    "spread_us": (int, float),
-    "skip": str,
-    "tile": list,
-    "copy_bytes_per_s": (int, float),
+_ROW = {name: kind for name, kind in Case.__annotations__.items() if name != "group"}
+_MEASURED = {"row", "us", "spread_us", "how", "cold"}
+
+
+def _is_number(value: object, least: float = 0) -> bool:
+    return type(value) in {int, float} and least <= value <= MAX_NUMBER  # type: ignore[operator]
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 < value <= MAX_NUMBER
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "key": (lambda value: isinstance(value, str), "text"),
+    "skip": (lambda value: isinstance(value, str), "text"),
+    "how": (lambda value: value in ("graph", "events", "wall"), "graph, events or wall"),
+    "row": (lambda value: isinstance(value, dict), "an object"),
+    "cold": (lambda value: isinstance(value, bool), "true or false"),
+    "us": (lambda value: _is_number(value, 1e-6), "microseconds"),
+    "spread_us": (_is_number, "microseconds"),
+    "copy_bytes_per_s": (lambda value: _is_number(value, 1), "bytes a second"),
+    "for": (lambda value: isinstance(value, str), "text"),
+    "tile": (
+        lambda value: isinstance(value, list) and len(value) == 4 and all(map(_is_size, value)),
+        "four whole numbers above 0",
+    ),
+    # Of the header.
+    "version": (lambda value: value == VERSION, str(VERSION)),
+    "device": (lambda value: value in ("cuda", "cpu"), "cuda or cpu"),
+    "num_gpus": (_is_size, "a whole number above 0"),
 }
+"""What fields may be, wherever they are, and how that is said."""
+
+_TOGETHER = ({"tile", "for"}, {"key", "skip"}, {"key", *_MEASURED}, {"copy_bytes_per_s"})
+"""A record has all fields of one of these."""
+
+
+def _check_fields(record: Record, where: str) -> None:
+    for name, (is_right, expected) in _FIELDS.items():
+        if name in record and not is_right(record[name]):
+            raise FileError(f"{where}: key {name}: {quote(record[name])}; expected {expected}")
 
 
 def _check(record: Record, where: str) -> None:
-    for name, kinds in _KINDS.items():
-        if name in record and not isinstance(record[name], kinds):
-            raise FileError(f"{where}: key {name}: {quote(record[name])} cannot be")
-    if "key" in record and "us" not in record and "skip" not in record:
-        raise FileError(f"{where}: neither a time nor a reason why there is none")
-    if "us" in record:
-        _check_measured(record, where)
-    if "tile" in record and not (
-        len(record["tile"]) == 4
-        and all(isinstance(size, int) for size in record["tile"])
-        and isinstance(record.get("for"), str)
+    """Refuse what cannot be, and a record of which a part is missing."""
+    _check_fields(record, where)
+    if not any(names <= record.keys() for names in _TOGETHER) or (
+        "us" in record and not record.keys() >= _MEASURED
     ):
-        raise FileError(f"{where}: key tile: expected four whole numbers, and what they are for")
+        raise FileError(
+            f"{where}: not all of a record; expected a time and what it is of, the reason why "
+            "there is none, a tile or the copy bandwidth"
+        )
+    if "us" in record:
+        _check_row(record["row"], where)
 
 
-def _check_measured(record: Record, where: str) -> None:
-    """Refuse a time that cannot be, or of what cannot be."""
-    lacking = {"key", "row", "spread_us", "how", "cold"} - record.keys()
-    if lacking or not 0 < record["us"] < math.inf:
-        raise FileError(f"{where}: no time of a call; expected more than 0 us, and what it is of")
-    row = record["row"]
+def _check_row(row: dict[str, Any], where: str) -> None:
     for name, value in row.items():
-        if name not in _ROW or type(value) is not _ROW[name]:
+        is_right = isinstance(value, str) if _ROW.get(name) is str else _is_size(value)
+        if name not in _ROW or not is_right:
             raise FileError(f"{where}: key row: {quote(name)}: {quote(value)} cannot be")
     if not {"op", "kernel"} <= row.keys() or (
         row["op"] == "decode_attention"
@@ -143,36 +173,40 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             known, self.records = read(folder)
-            self._file = path.open("ab")
+            # Unbuffered: what finds no room must not wait to be written when the file is closed.
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise FileError(
                 f"--out {plain(str(folder))}: {error.strerror}; expected a writable folder"
             ) from None
         try:
+            self._begin(path, known, header)
+        except FileError:
+            self._file.close()
+            raise
+
+    def _begin(self, path: Path, known: Record, header: Record) -> None:
+        """Lock the file; go on after what is *known*, or write *header*."""
+        folder = path.parent
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
             raise FileError(
                 f"--out {plain(str(folder))} is being measured by another process; "
                 "expected another folder"
             ) from None
         if known:
-            try:
-                refuse_other(known, header, folder)
-            except FileError:
-                self._file.close()
-                raise
+            refuse_other(known, header, folder)
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         else:
             if any(folder.glob("*.parquet")):
-                self._file.close()
                 path.unlink()
                 raise FileError(
                     f"--out {plain(str(folder))} has tables and no {NAME}: they would be "
                     "overwritten; expected another folder"
                 )
             self._file.truncate(0)
-            self.append({"format": FORMAT, "version": 1, **header})
+            self.append({"format": FORMAT, "version": VERSION, **header})
             self.records.clear()
 
     def append(self, record: Record) -> None:
@@ -182,8 +216,9 @@ class Journal:
             FileError: there is no room for it.
         """
         try:
-            self._file.write(json.dumps(record).encode() + b"\n")
-            self._file.flush()
+            line = json.dumps(record).encode() + b"\n"
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise FileError(f"{NAME} cannot be written: {error.strerror}; expected room") from None

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,14 +12,19 @@ from kernels.attention_calls import AttentionCalls, is_latent, tile_key
 from kernels.calls import Calls, Skip
 from kernels.clock import Timing, copy_bandwidth, time_calls
 from kernels.grid import MAX_TOKENS, TRITON, Case
-from kernels.journal import Journal
+from kernels.journal import Journal, Record
 from kernels.layer_calls import LayerCalls
 from kernels.reference import LATENT_DIM
-from kernels.session import smi, takes_fp8
+from kernels.session import first_use, said, smi, takes_fp8
 from kernels.tiles import tiles
+from sim.errors import ConfigError
+from workloads.errors import plain
 
 RESERVE_S = 5.0
 """Kept of a budget for the last case and for writing the table."""
+
+MAX_ALIKE = 8
+"""Calls that fail for one reason, before any succeeds, from which the machine is to blame."""
 
 TUNED_CONTEXT, TUNED_BATCH = 8191, 64
 """The decode step for which tiles are timed."""
@@ -62,6 +68,7 @@ class Bench:
         )
         self._layers = LayerCalls(device, seed)
         self._tuned: set[str] = set()
+        self._deadly: set[tuple[str, tuple[int, int, int, int]]] = set()
         self._transfers: dict[int, dict[int, Timing] | Skip] = {}
         self.wrong: list[str] = []
 
@@ -70,16 +77,18 @@ class Bench:
 
         Raises:
             FileError: the journal cannot be written.
+            ConfigError: nothing was ever measured here, and the first calls fail for one reason.
         """
         gc.collect()
         gc.freeze()  # each capture collects garbage: what is there now need not be looked at
         done = self._known()
         if not any("copy_bytes_per_s" in record for record in self._journal.records):
-            bandwidth = copy_bandwidth(
-                self._device, 2**30 if self._device.type == "cuda" else 2**24
-            )
+            with first_use():
+                bandwidth = copy_bandwidth(self._device, 2**30 if self._is_gpu else 2**24)
             clocks = smi(self._device, ("clocks.sm", "clocks.mem")) if self._is_gpu else {}
             self._journal.append({"copy_bytes_per_s": bandwidth, **clocks})
+        alike = Counter[str]()
+        has_measured = any("us" in record for record in self._journal.records)
         for case in cases:
             if case.key not in done:
                 if self._clock.is_over:
@@ -87,6 +96,13 @@ class Bench:
                 record = {"key": case.key, **self._measured(case)}
                 if record not in self._journal.records:  # skipped before, for the same reason
                     self._journal.append(record)
+                has_measured |= "us" in record
+                alike[record.get("skip", "")] += record.get("failed", False)
+                if not has_measured and max(alike.values()) >= MAX_ALIKE:
+                    raise ConfigError(
+                        f"the first {MAX_ALIKE} calls fail alike, {plain(record['skip'])}: "
+                        "expected a machine on which kernels run; the same command again tries them"
+                    )
             progress.update(1)
 
     def _known(self) -> set[str]:
@@ -95,6 +111,9 @@ class Bench:
         for record in self._journal.records:
             if "tile" in record:
                 m, n, warps, stages = record["tile"]
+                if record.get("stopped_gpu"):
+                    self._deadly.add((record["for"], (m, n, warps, stages)))
+                    continue
                 self._attention.tiles[record["for"]] = (m, n, warps, stages)
                 self._tuned.add(record["for"])
             elif "key" in record and not record.get("again"):
@@ -104,7 +123,8 @@ class Bench:
     def _measured(self, case: Case) -> dict[str, Any]:
         """Answer what is written of *case*: its time, or why it has none.
 
-        ``again``: another time there may be room, or a package; the next run looks.
+        ``again``: another time there may be room, a package or a compiler; the next run looks.
+        Final are times, wrong results and what stopped the GPU. ``failed``: by an exception.
         """
         for attempt in range(2):
             try:
@@ -116,9 +136,12 @@ class Bench:
                 self._release()
                 if attempt:
                     return {"row": case.row(), "skip": problem, "again": True}
+            except DeadGpuError:  # by a tile, which is written: *case* is innocent
+                raise
             except Exception as error:  # one kernel's failure is not the end
-                self._refuse_dead_gpu(case, error)
-                return {"row": case.row(), "skip": _said(error)}
+                record = {"key": case.key, "row": case.row(), "skip": said(error)}
+                self._refuse_dead_gpu(record, case.key, error)
+                return {"row": case.row(), "skip": said(error), "again": True, "failed": True}
         raise AssertionError("two attempts answer")
 
     def _attempt(self, case: Case) -> dict[str, Any]:
@@ -162,17 +185,20 @@ class Bench:
         if self._is_gpu:
             torch.cuda.empty_cache()
 
-    def _refuse_dead_gpu(self, case: Case, error: Exception) -> None:
-        """Raise if the GPU answers no more, which an illegal access does to a whole process."""
+    def _refuse_dead_gpu(self, record: Record, what: str, error: Exception) -> None:
+        """Raise if the GPU answers no more, which an illegal access does to a whole process.
+
+        Before, *record* is written, so that the next run leaves out *what* did it.
+        """
         if not self._is_gpu:
             return
         try:
             torch.cuda.synchronize()
         except RuntimeError:
-            self._journal.append({"key": case.key, "row": case.row(), "skip": _said(error)})
+            self._journal.append(record)
             raise DeadGpuError(
-                f"the GPU stopped working in {case.key}: {_said(error)}; the same command again "
-                "goes on with the next case"
+                f"the GPU stopped working in {what}: {said(error)}; the same command again "
+                "goes on without it"
             ) from None
 
     def _tune(self, case: Case) -> None:
@@ -189,6 +215,8 @@ class Bench:
         times: dict[tuple[int, int, int, int], float] = {}
         for tile in tiles(case.num_heads // case.num_kv_heads, width, kv_bytes):
             cut = (tile.block_m, tile.block_n, tile.num_warps, tile.num_stages)
+            if (name, cut) in self._deadly:
+                continue
             self._attention.tiles[name] = cut
             try:
                 calls = self._attention.make(model)
@@ -197,7 +225,8 @@ class Bench:
             except (torch.OutOfMemoryError, Skip):
                 break
             except Exception as error:  # a tile too large for the GPU
-                self._refuse_dead_gpu(model, error)
+                record = {"tile": list(cut), "for": name, "stopped_gpu": True}
+                self._refuse_dead_gpu(record, f"tile {cut} for {name}", error)
             finally:
                 self._attention.tiles.pop(name)
         if times:
@@ -209,10 +238,3 @@ class Bench:
 
 class DeadGpuError(RuntimeError):
     """The GPU has to be opened anew."""
-
-
-def _said(error: Exception) -> str:
-    """Answer the first line of what *error* says, and its kind."""
-    lines: Callable[[], list[str]] = str(error).strip().splitlines
-    text = (lines() or [""])[0]
-    return f"{type(error).__name__}: {text[:200]}"

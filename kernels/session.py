@@ -3,6 +3,8 @@
 import hashlib
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from kernels.backends import installed
 from kernels.grid import CPU
 from sim.errors import ConfigError
+from workloads.errors import plain
 
 _SOURCES = (
     "paged_attention",
@@ -23,6 +26,28 @@ _SOURCES = (
     "tiles",
 )
 """Modules that decide what is measured."""
+
+
+def said(error: Exception) -> str:
+    """Answer the first line of what *error* says, and its kind."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+@contextmanager
+def first_use() -> Iterator[None]:
+    """Turn what the driver raises before anything is measured into one line.
+
+    Raises:
+        ConfigError: the GPU is taken, full, or too old or too new for this PyTorch.
+    """
+    try:
+        yield
+    except (RuntimeError, AssertionError, MemoryError) as error:
+        raise ConfigError(
+            f"the device cannot be used: {plain(said(error))}; expected one that is free, and a "
+            "PyTorch built for it"
+        ) from None
 
 
 def open_device(kind: str) -> torch.device:

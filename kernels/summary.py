@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kernels.grid import PYTORCH, TRITON
 from kernels.journal import Record
+from workloads.errors import plain
 
 LARGE_BYTES = 1e9
 """Keys and values from which launches and splits do not count."""
@@ -99,7 +100,8 @@ def skipped(records: Sequence[Record]) -> dict[str, list[str]]:
 
 def describe(header: Record, records: Sequence[Record]) -> str:
     """Answer all of it as text."""
-    return "\n".join(_lines(header, records))
+    lines = _lines(header, records)
+    return "\n".join(line if line.isprintable() else plain(line) for line in lines)
 
 
 def _lines(header: Record, records: Sequence[Record]) -> Iterator[str]:

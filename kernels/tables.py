@@ -14,9 +14,9 @@ from kernels.grid import CPU, PYTORCH, TRITON, Case
 from kernels.journal import Record
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.timing.table import TableInfo, TimingTable, make_table, save
+from sim.timing.table import TableInfo, make_table, save
 from sim.timing.table_check import check_peaks, check_units
-from workloads.errors import plain
+from workloads.errors import plain, quote
 
 MAIN_KERNELS = {TRITON, PYTORCH, "torch", "torch_grouped_mm", "nccl"}
 """What prices runs."""
@@ -57,17 +57,39 @@ def gpu_name(device_name: str) -> str:
         ) from None
 
 
+def table_name(header: Record, gpu: str | None) -> str:
+    """Answer our name of what was measured: *gpu* if the driver's name says nothing else.
+
+    Raises:
+        ConfigError: we know no such GPU, or another than *gpu* by the name that the driver has.
+    """
+    if header["device"] == "cpu":
+        return CPU
+    if gpu is None:
+        return gpu_name(header["gpu"])
+    given = get_gpu(gpu).name
+    try:
+        found = gpu_name(header["gpu"])
+    except ConfigError:
+        return given
+    if found != given:
+        raise ConfigError(
+            f"--gpu {given}: the driver says {quote(header['gpu'])}, which is {found}: expected "
+            "no --gpu, or the journal of another GPU"
+        )
+    return given
+
+
 def write(
     folder: Path, header: Record, records: Sequence[Record], cases: Iterable[Case], gpu: str | None
 ) -> Written:
     """Write the tables of *records* into *folder*; *gpu* is its name if not to be guessed.
 
     Raises:
-        ConfigError: the GPU has no entry.
+        ConfigError: the GPU has no entry or is not *gpu*, or times are such as no GPU has.
         FileError: a file cannot be written.
     """
-    is_gpu = header["device"] != "cpu"
-    name = CPU if not is_gpu else get_gpu(gpu).name if gpu else gpu_name(header["gpu"])
+    name = table_name(header, gpu)
     whole = _groups_that_are_whole(cases, records)
     measured = [record for record in records if "us" in record]
     rows = [record for record in measured if record["how"] != "events" or _is_transfer(record)]
@@ -88,7 +110,9 @@ def write(
         path = folder / f"{name}{'-others' if others else ''}.parquet"
         info = _info(name, header, copies, [*notes, *_facts(kept)], others=others)
         table = make_table(info, part, plain(str(path)))
-        notes += _impossible(table, path)
+        if name != CPU:
+            for check in (check_units, check_peaks):
+                check(table, f"{plain(str(path))} is not written")
         save(table, path)
         written.append(path)
     return Written(written, notes)
@@ -167,16 +191,3 @@ def _info(
         model=_VOCABULARY_OF if has_model else "",
         notes=(*facts, *notes),
     )
-
-
-def _impossible(table: TimingTable, path: Path) -> list[str]:
-    """Answer what in *table* no GPU can do."""
-    if table.info.gpu == CPU:
-        return []
-    found = []
-    for check in (check_units, check_peaks):
-        try:
-            check(table, plain(path.name))
-        except ConfigError as error:
-            found.append(str(error))
-    return found

@@ -45,6 +45,8 @@ from workloads.record import PS_PER_S
 _NAMES = {"all_gather": "gather of logits", "lm_head": "lm_head", "sampler": "sampler"}
 """Kernels of one term that may have different sources."""
 
+_KV_16_BIT = ("bfloat16", "float16")  # equally fast
+
 CONTIGUOUS = 0
 """The block size of memory without blocks."""
 
@@ -274,8 +276,9 @@ class _Builder:
         shape = self._shape
         wanted = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         heads = ("num_heads", "num_kv_heads", "head_dim")
-        same = of_dtype(self._of_kv_dtype(rows.where(**dict(zip(heads, wanted, strict=True)))))
-        if not len(same):
+        of_heads = rows.where(**dict(zip(heads, wanted, strict=True)))
+        of_kv = of_dtype(self._of_kv_dtype(of_heads))
+        if not len(of_kv):
             if self._may_fall_back:
                 return None
             near = sorted(rows.distinct(*heads, "kv_dtype"), key=lambda row: _distance(row, wanted))
@@ -286,34 +289,66 @@ class _Builder:
                 f"the timing table has no attention for {shape}, KV {self._kv_dtypes()[0]}; "
                 f"nearest: {shown}; --timing-fallback roofline prices it by the fit"
             )
-        sizes = [int(size) for (size,) in same.distinct("block_size")]
-        mine = self._deployment.block_size
-        block_size = mine if mine in sizes else min(sizes, key=lambda size: _far(size, mine))
-        same = _each_chosen(same.where(block_size=block_size))
-        where = f", page {block_size}" if block_size else ", contiguous"
-        warm_tokens = self._warm_tokens(same)
-        if warm_tokens:
-            where += ", as if nothing were in the L2 cache"
+        others = of_kv.at(np.flatnonzero(of_kv.columns["op"] != "prefill_attention"))
+        block_size = self._nearest_size(others if len(others) else of_kv)
+        others = _each_chosen(others.where(block_size=block_size))
+        decodes, chunks = others.where(op="decode_attention"), self._chunks(of_heads)
+        warm_tokens = self._warm_tokens(of_kv)
+        warm = ", as if nothing were in the L2 cache" if warm_tokens else ""
+        where = _page(block_size) + warm
         found = {
-            "decode attention": same.where(op="decode_attention"),
-            "prefill attention": same.where(op="prefill_attention", batch=1),
+            "decode attention": (decodes, where),
+            "prefill attention": (chunks, self._where_measured(chunks) + warm),
         }
-        for term, of_term in found.items():
+        for term, (of_term, shown) in found.items():
             if len(of_term):
-                self._note_table(term, of_term, where)
+                self._note_table(term, of_term, shown)
             else:
                 self._note_fitted_attention(term)
-        mixed = same.where(op="mixed_attention")
+        mixed = others.where(op="mixed_attention")
         if len(mixed):
             self._note_table("chunks beside decodes", mixed, where)
-        if len(found["decode attention"]):
+        if len(decodes):
             self._note_factor(block_size)
         return TableAttention(
-            same,
+            others.joined(chunks),
             decode_factor=self._factor(block_size),
             warm_tokens=warm_tokens,
-            other=None if all(map(len, found.values())) else self._fitted_attention(),
+            other=None if len(decodes) and len(chunks) else self._fitted_attention(),
         )
+
+    def _nearest_size(self, rows: TimingTable) -> int:
+        """Answer the block size among *rows*, which are some, that is nearest to the run's."""
+        mine = self._deployment.block_size
+        sizes = [int(size) for (size,) in rows.distinct("block_size")]
+        return min(sizes, key=lambda size: (size != mine, _far(size, mine)))
+
+    def _chunks(self, of_heads: TimingTable) -> TimingTable:
+        """Answer what prices single chunks: of the nearest block size that has any, and KV type.
+
+        The fit may be further from the table than one block size from another: comparing sizes
+        must not compare sources.
+        """
+        rows = of_heads.where(op="prefill_attention")
+        of_kv = of_dtype(self._of_kv_dtype(rows))
+        if not len(of_kv.where(batch=1)):
+            is_16_bit = np.isin(rows.columns["kv_dtype"], _KV_16_BIT)
+            of_kv = of_dtype(rows.at(np.flatnonzero(is_16_bit)))
+        ones = of_kv.where(batch=1)
+        if not len(ones):
+            return ones
+        return _each_chosen(of_kv.where(block_size=self._nearest_size(ones))).where(batch=1)
+
+    def _where_measured(self, chunks: TimingTable) -> str:
+        """Answer the blocks of *chunks*, and what was asked for and is not there."""
+        where = ""
+        for size, kv_dtype in chunks.distinct("block_size", "kv_dtype")[:1]:
+            where = _page(size)
+            if size != self._deployment.block_size:
+                where += f" for {_named(self._deployment.block_size)}"
+            if kv_dtype not in self._kv_dtypes():
+                where += f", KV {kv_dtype} for {self._kv_dtypes()[0]}"
+        return where
 
     def _warm_tokens(self, rows: TimingTable) -> float:
         """Answer how many tokens' keys and values the L2 cache holds, if it did when measuring."""
@@ -328,7 +363,7 @@ class _Builder:
         """Answer what the rows may call the type of the KV cache."""
         if self._deployment.kv_cache_dtype.startswith("fp8"):
             return ("fp8",)
-        return ("bfloat16", "float16")  # equally fast
+        return _KV_16_BIT
 
     def _factor(self, measured: int) -> float:
         return block_size_factor(self._deployment.block_size) / block_size_factor(measured)
@@ -424,6 +459,10 @@ def _far(size: int, wanted: int) -> float:
 
 def _named(block_size: int) -> str:
     return f"block_size {block_size}" if block_size else "contiguous memory"
+
+
+def _page(block_size: int) -> str:
+    return f", page {block_size}" if block_size else ", contiguous"
 
 
 def block_size_factor(block_size: int) -> float:

@@ -187,6 +187,13 @@ class TimingTable(NamedTuple):
         columns = {name: column[index] for name, column in self.columns.items()}
         return TimingTable(self.info, columns)
 
+    def joined(self, more: "TimingTable") -> "TimingTable":
+        """Answer these rows, and then those of *more*."""
+        columns = {
+            name: np.concatenate([c, more.columns[name]]) for name, c in self.columns.items()
+        }
+        return TimingTable(self.info, columns)
+
     def distinct(self, *names: str) -> list[tuple[Any, ...]]:
         """Answer the combinations of columns *names* that there are, sorted."""
         return sorted(set(zip(*(self.columns[name].tolist() for name in names), strict=True)))
@@ -387,7 +394,7 @@ def _first(bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: str, exp
 
 
 SHIPPED = Path(__file__).parents[2] / "kernels" / "tables"
-"""Where a source tree has its tables; an installed package has none."""
+"""Where a source tree has its tables, and where an installation puts them."""
 
 
 def shipped(gpu: str) -> Path | None:

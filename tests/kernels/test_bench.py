@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def test_help_needs_no_torch() -> None:
     [
         ["--budget-s", "-1"],
         ["--budget-s", "nan"],
+        ["--budget-s", "1e7"],
         ["--devise", "cpu"],
         ["--device", "tpu"],
         ["--device", "cpu", "--gpu", "H200"],
@@ -190,9 +192,36 @@ def test_a_kernel_that_fails_is_listed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _failing(monkeypatch, few[0].key, RuntimeError("no kernel image\nfor this device"))
-    assert _run(tmp_path) == 0
+    with monkeypatch.context() as patch:
+        _failing(patch, few[0].key, RuntimeError("no kernel image\nfor this device"))
+        assert _run(tmp_path) == 0
     assert "1 x RuntimeError: no kernel image: op=decode" in capsys.readouterr().out
+    assert _run(tmp_path) == 0  # the next run, on a machine that is mended, tries it again
+    assert sum("us" in record for record in _records(tmp_path)) == len(few)
+
+
+def test_a_machine_that_runs_nothing_stops_early(
+    torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from kernels.attention_calls import AttentionCalls  # noqa: PLC0415  # needs PyTorch
+    from kernels.measure import MAX_ALIKE  # noqa: PLC0415
+
+    with monkeypatch.context() as patch:
+
+        def make(*_: object) -> None:
+            raise RuntimeError("Failed to find C compiler")
+
+        patch.setattr(AttentionCalls, "make", make)
+        assert _run(tmp_path) == 1
+    assert f"first {MAX_ALIKE} calls fail alike, RuntimeError: Failed to" in capsys.readouterr().err
+    assert len(_records(tmp_path)) == 1 + MAX_ALIKE
+    assert _run(tmp_path, "--budget-s", "0") == 1
+    assert "nothing was measured" in capsys.readouterr().err
+    assert _run(tmp_path) == 0
+    assert sum("us" in record for record in _records(tmp_path)) == len(grid.cpu_grid())
 
 
 def test_a_shape_that_does_not_fit_is_listed(
@@ -205,7 +234,7 @@ def test_a_shape_that_does_not_fit_is_listed(
     heads = grid.Heads(4, 2, 64)
     large = [*grid.decodes(grid.PYTORCH, heads, (16, 0), batches=(2,), contexts=(8191,), **kinds)]
     monkeypatch.setattr(bench, "cpu_grid", lambda: large)
-    assert _run(tmp_path) == 0
+    assert _run(tmp_path) == 1
     assert "2 x needs 0.0156 GiB of KV cache, there is room for 0.00781" in capsys.readouterr().out
 
 
@@ -229,8 +258,10 @@ def test_a_wrong_result_is_not_timed(
 def test_a_budget_stops_in_time(
     few: list[grid.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(tmp_path, "--budget-s", "0.001") == 0
-    assert "6 of 6 calls are left" in capsys.readouterr().out
+    assert _run(tmp_path, "--budget-s", "0.001") == 1
+    captured = capsys.readouterr()
+    assert "6 of 6 calls are left" in captured.out
+    assert "nothing was measured" in captured.err
     assert not (tmp_path / "CPU.parquet").exists()
     assert _run(tmp_path) == 0
     assert _run(tmp_path, "--budget-s", "0", "--plot") == 0
@@ -257,6 +288,45 @@ def test_no_torch(
     monkeypatch.setitem(sys.modules, "torch", None)
     code = bench.main(["--out", str(tmp_path)])
     assert "PyTorch is not installed: expected pip install" in _refusal(capsys, code)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["session.open_device", "session.header", "measure.AttentionCalls", "measure.copy_bandwidth"],
+)
+def test_a_gpu_that_cannot_be_used(
+    torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 1 GiB")
+
+    monkeypatch.setattr(f"kernels.{place}", fail)
+    assert _run(tmp_path) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "the device cannot be used: OutOfMemoryError: CUDA out of memory.; expected" in last
+
+
+def test_without_kvsims_packages_a_later_step_is_named(
+    few: list[grid.Case],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "kernels.tables", raising=False)
+        patch.delattr(sys.modules["kernels"], "tables", raising=False)
+        patch.setitem(sys.modules, "sim.timing.table", None)
+        assert _run(tmp_path, "--plot") == 0
+    err = capsys.readouterr().err
+    assert "note: no table was written: " in err
+    assert "--budget-s 0 --plot makes it of what was measured, and the charts" in err
+    assert not list(tmp_path.glob("*.p*"))
+    assert _run(tmp_path, "--budget-s", "0", "--plot") == 0
+    assert list(tmp_path.glob("*.parquet"))
 
 
 def test_no_gpu(
@@ -309,6 +379,68 @@ def test_a_folder_of_another_gpu(
     assert path.read_bytes() == changed
 
 
+def test_a_tile_that_stops_the_gpu_is_left_out(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a made-up GPU that the second tile stops until the program starts anew."""
+    from kernels import measure  # noqa: PLC0415  # needs PyTorch
+    from kernels.calls import Calls  # noqa: PLC0415
+    from kernels.clock import Timing  # noqa: PLC0415
+
+    (case,) = grid.decodes(grid.TRITON, grid.LLAMA_8B, (16,), batches=(64,), contexts=(8191,))
+    tried: list[tuple[int, ...]] = []
+    dead = False
+
+    def make(self: Any, _: grid.Case) -> Calls:
+        nonlocal dead
+        tile = self.tiles.get("16 128 bfloat16 bfloat16")
+        tried.append(tile)
+        dead = len(tried) == 2
+        if dead:
+            raise RuntimeError("an illegal memory access was encountered")
+        return Calls([lambda: None], lambda: 0.0, 1.0, cold=True)
+
+    def synchronize() -> None:
+        if dead:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    pool = SimpleNamespace(key=torch.zeros(1, dtype=torch.bfloat16))
+    monkeypatch.setattr("kernels.measure.AttentionCalls.make", make)
+    monkeypatch.setattr("kernels.measure.AttentionCalls.pool", lambda *_: pool)
+    monkeypatch.setattr(measure, "time_calls", lambda *_: Timing(1.0, 0.0, "graph"))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    header: dict[str, Any] = dict.fromkeys(journal.SAME, "") | {
+        "device": "cuda",
+        "versions": {},
+    }
+
+    def run() -> list[dict[str, Any]]:
+        with journal.Journal(tmp_path, header) as opened:
+            bench = measure.Bench(torch.device("cpu"), opened, 0, measure.Clock(0.0, None))
+            bench._is_gpu = True
+            opened.append({"copy_bytes_per_s": 1.0})
+            bench.run([case], SimpleNamespace(update=lambda _: None))
+            return opened.records
+
+    with pytest.raises(measure.DeadGpuError, match="stopped working in tile"):
+        run()
+    assert [record for record in _records(tmp_path) if "key" in record] == []
+    first, deadly = tried
+    records = run()
+    assert deadly not in tried[2:]
+    assert first in tried[2:]
+    assert [record["key"] for record in records if "us" in record] == [case.key]
+
+
+def test_no_two_tokens_of_a_pool_are_alike(torch: Any) -> None:
+    from kernels.calls import fill_random  # noqa: PLC0415  # needs PyTorch
+
+    pool = torch.empty(20_000, 8, 128)
+    fill_random(pool, torch.Generator().manual_seed(0))
+    assert not torch.equal(pool[0], pool[16_384])  # 16 Mi elements on
+    fill_random(torch.empty(0, 8, 128), torch.Generator())  # a GPU without room
+
+
 # ---- what a GPU would run, in the interpreter
 
 
@@ -326,6 +458,7 @@ def test_calls_of_our_kernels(torch: Any) -> None:
         *grid.decodes(grid.SDPA, heads, (0,), **decodes),
         *grid.decodes(grid.TRITON, grid.Heads(16, 1, 576), (16, 0), **decodes),
         *grid.prefills(grid.TRITON, heads, (16, 0), chunks=(16,), histories=(48,)),
+        *grid.prefills(grid.TRITON, heads, (8,), chunks=(16,), histories=(48,), kv_dtype="fp8"),
     ]
     for case in cases:
         calls = maker.make(case)

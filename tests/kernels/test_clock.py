@@ -24,6 +24,7 @@ class Driver:
     def __init__(self) -> None:
         self.now_us, self.ran, self.captured = 0.0, Counter[int](), Counter[int]()
         self.is_capturing, self.can_capture = False, True
+        self.stream: object = "the first"
 
     def call(self, index: int) -> None:
         if self.is_capturing:
@@ -34,11 +35,13 @@ class Driver:
 
     @contextlib.contextmanager
     def graph(self, _graph: object) -> Iterator[None]:
+        self.stream = "of the capture"  # where PyTorch 2.13 stays if a capture fails
         if not self.can_capture:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.is_capturing = True
         yield
         self.is_capturing = False
+        self.stream = "the first"
 
     def replay(self) -> None:
         self.now_us += CALL_US * self.captured.total()
@@ -58,11 +61,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         def elapsed_time(self, later: "Event") -> float:
             return (later.at_us - self.at_us) / 1e3
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
+    stream = made.stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes = {
         "Event": Event,
         "Stream": lambda: stream,
-        "current_stream": lambda: stream,
+        "current_stream": lambda: made.stream,
+        "set_stream": lambda stream: setattr(made, "stream", stream),
         "stream": contextlib.nullcontext,
         "synchronize": lambda: None,
         "CUDAGraph": lambda: SimpleNamespace(replay=made.replay),
@@ -86,10 +90,11 @@ def test_a_graph_of_calls_in_turn(driver: Driver, copies: int) -> None:
 
 
 def test_what_cannot_be_captured_is_timed_and_marked(driver: Driver) -> None:
-    driver.can_capture = False
+    driver.can_capture, before = False, driver.stream
     timing = clock.time_calls([lambda: driver.call(0)], GPU)
     assert timing.us == pytest.approx(CALL_US)
     assert timing.how == "events"
+    assert driver.stream is before
     assert not driver.captured
     assert driver.ran[0] > clock.MIN_REPEATS
 

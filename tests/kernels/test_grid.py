@@ -33,8 +33,9 @@ def test_a_table_that_can_be_used_comes_first() -> None:
     assert set(shapes) == set(grid.PRODUCTS)
 
 
-def test_every_block_size_of_the_main_heads() -> None:
-    cases = [case for case in grid.gpu_grid() if case.op == "decode_attention"]
+@pytest.mark.parametrize("op", ["decode_attention", "prefill_attention"])
+def test_every_block_size_of_the_main_heads(op: str) -> None:
+    cases = [case for case in grid.gpu_grid() if case.op == op]
     main = [
         case
         for case in cases

@@ -1,5 +1,6 @@
 """A step from a table of kernels: what it lacks, what is beyond it, and the split by term."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,34 @@ def test_host_overhead_is_a_term(priced: Priced) -> None:
     assert _us(slow, batch) == pytest.approx(_us(plain, batch) + 2000)
     assert slow.split(_rows(slow, batch))["host overhead"] == pytest.approx(0.002)
     assert slow.sources[-1] == ("host overhead", "assumed", "0.002 s a step")
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_sizes_without_chunks_of_their_own_have_the_nearest_ones(
+    tmp_path: Path, kv_cache_dtype: str
+) -> None:
+    """Not the fit of another kernel: else sizes would differ by what prices their prompts."""
+    kind = {} if kv_cache_dtype == "auto" else {"kv_dtype": "fp8"}
+    of_sizes = ({**row, **kind, "block_size": n} for row in decodes() for n in (16, 64, 1024))
+    slow = ({**row, "latency_us": 5 * row["latency_us"]} for row in chunks())
+    of_1024 = ({**row, "block_size": 1024, "latency_us": 1000.0} for row in chunks())
+    save(table(of_sizes, slow, of_1024, layers()), tmp_path / "table.parquet")
+    config = TimingConfig(timing_table=str(tmp_path / "table.parquet"))
+    found = {}
+    for size in (16, 32, 64, 1024):
+        deployment = Deployment(
+            get_model("Llama-3.1-8B"),
+            get_gpu("A100-40"),
+            block_size=size,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        model = kernel_step_time(config, deployment)
+        shown = "\n".join(f"{source.terms}: {source.description}" for source in model.sources)
+        page = f", page {1024 if size == 1024 else 16}"
+        page += "" if size in {16, 1024} else f" for block_size {size}"
+        page += ", KV bfloat16 for fp8" if kind else ""
+        assert re.search(rf"prefill attention[^:]*: A100-40, made up{page}", shown), shown
+        assert "prefill attention (±" not in shown
+        found[size] = _us(model, StepBatch(0, 0, ((256, 256),)))
+    assert found[16] == found[32] == found[64]
+    assert found[1024] - found[16] == pytest.approx(32 * (1000 - 5 * (5 + 256 * 0.128)))

@@ -1,5 +1,9 @@
 """The table that a source tree ships for a GPU is that GPU's default."""
 
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from sim.hardware import get_gpu
 from sim.models import get_model
 from sim.timing import Deployment, KernelStepTime, kernel_step_time, table
 from sim.timing.base import StepBatch
+from tests.conftest import REPOSITORY
 from tests.tiny_table import INFO, prefill, tiny_table
 
 H200 = Deployment(get_model("meta-llama/Llama-3.1-8B"), get_gpu("H200"), max_num_seqs=8)
@@ -56,3 +61,26 @@ def test_a_file_without_its_description_is_none(folder: Path) -> None:
     table.save(tiny_table(), folder / "H200.parquet")
     (folder / "H200.json").unlink()
     assert kernel_step_time(TimingConfig(), H200).table is None
+
+
+def test_an_installed_package_has_the_tables_where_they_are_looked_for(tmp_path: Path) -> None:
+    """And nothing else of `kernels`, whose name others have too and which needs PyTorch."""
+    pytest.importorskip("setuptools", "77", reason="needs setuptools 77 to build a wheel")
+    tree = tmp_path / "tree"
+    for name in ("sim", "workloads", "kernels"):
+        shutil.copytree(REPOSITORY / name, tree / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tree)
+    shipped = tree / "kernels" / "tables"
+    shipped.mkdir(exist_ok=True)
+    table.save(tiny_table(), shipped / "H200.parquet")
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=True
+    )
+    names = zipfile.ZipFile(tree / done.stdout.splitlines()[-1]).namelist()
+    site = Path(table.__file__).parents[2]
+    assert (table.SHIPPED / "H200.parquet").relative_to(site).as_posix() in names
+    ours = {name for name in names if name.startswith("kernels/")}
+    assert ours >= {"kernels/tables/H200.parquet", "kernels/tables/H200.json"}
+    assert not {name for name in ours if not name.startswith("kernels/tables/")}

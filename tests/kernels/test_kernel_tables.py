@@ -1,12 +1,14 @@
 """From a journal to tables and figures, without a GPU: the records are made up."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernels import charts, grid, journal, summary, tables
+from kernels import bench, charts, grid, journal, summary, tables
 from sim.config import TimingConfig
 from sim.errors import ConfigError, FileError
 from sim.hardware import get_gpu
@@ -14,6 +16,7 @@ from sim.models import get_model
 from sim.timing import Deployment, kernel_step_time
 from sim.timing.base import StepBatch
 from sim.timing.table import load
+from tests.conftest import REPOSITORY
 
 HEADER: dict[str, Any] = {
     "device": "cuda",
@@ -138,10 +141,29 @@ def test_calls_that_count_launches_are_left_out(tmp_path: Path) -> None:
     assert "1 measured calls left out: they were not captured" in written.notes[0]
 
 
-def test_impossible_times_are_noted(tmp_path: Path) -> None:
+def test_impossible_times_make_no_table(tmp_path: Path) -> None:
     records = _records(DECODES, lambda case: _us(case) / 3)
-    notes = tables.write(tmp_path, HEADER, records, DECODES, None).notes
-    assert any("these times cannot be right" in note for note in notes)
+    with pytest.raises(ConfigError, match=r"is not written.*these times cannot be right"):
+        tables.write(tmp_path, HEADER, records, DECODES, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_is_not_called_another(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the driver says 'NVIDIA H200', which is H200"):
+        tables.write(tmp_path, HEADER, _records(DECODES), DECODES, "H100")
+    nameless = HEADER | {"gpu": "NVIDIA H200 NVL"}
+    with pytest.raises(ConfigError, match="expected an entry there, or --gpu NAME"):
+        tables.write(tmp_path, nameless, _records(DECODES), DECODES, None)
+    assert not list(tmp_path.iterdir())
+    (written,) = tables.write(tmp_path, nameless, _records(DECODES), DECODES, "H200").paths
+    assert written.name == "H200.parquet"
+
+
+def test_a_gpu_without_a_name_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    bench._check_name(None, HEADER | {"gpu": "NVIDIA A10"})
+    assert "note: no table will be written yet: the GPU 'NVIDIA A10'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the driver says"):
+        bench._check_name("H100", HEADER)
 
 
 def test_equal_journals_equal_bytes(tmp_path: Path) -> None:
@@ -166,6 +188,13 @@ def test_the_summary_says_what_block_sizes_cost() -> None:
     assert "96% of the copy bandwidth" in text
     assert "block_size 1 takes 1.98" in text
     assert text.endswith("not measured: 2 x out of memory: x, ...")
+
+
+def test_control_characters_of_a_journal_stay_there() -> None:
+    skip = {"key": "x\x1b[2J", "skip": "\x1b]0;title\x07\nnot measured"}
+    text = summary.describe(HEADER | {"gpu": "\x1b[31mH200"}, [skip])
+    assert all(line.isprintable() for line in text.splitlines())
+    assert len(text.splitlines()) == 2
 
 
 def test_charts(tmp_path: Path) -> None:
@@ -225,6 +254,27 @@ def test_nothing_is_merged(tmp_path: Path, changed: dict[str, Any], words: str) 
     assert (tmp_path / journal.NAME).read_bytes() == before
 
 
+def test_a_full_disk_is_one_refusal(tmp_path: Path) -> None:
+    """By a limit on the size of files, which fails as a disk does that is full."""
+    code = (
+        "import pathlib, resource, sys; from kernels import journal\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        f"with journal.Journal(pathlib.Path(sys.argv[1]), {HEADER!r}) as opened:\n"
+        "    while True: opened.append({'copy_bytes_per_s': 1.0})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].endswith("cannot be written: File too large; expected room")
+    assert "OSError" not in done.stderr
+    with _open(tmp_path) as opened:  # what was torn is cut off
+        assert len(opened.records) > 50
+
+
 def test_two_at_once(tmp_path: Path) -> None:
     with _open(tmp_path), pytest.raises(FileError, match="is being measured by another process"):
         _open(tmp_path)
@@ -242,24 +292,36 @@ MEASURED = b'{"key": "x", "us": 1, "spread_us": 0, "how": "graph", "cold": true,
         (b"[" * 100_000 + b"\n", "line 1: not JSON"),
         (b"\xff\xfe\n", "line 1: not JSON"),
         (b"HEADER\nno json\n", "line 2: not JSON"),
-        (b'HEADER\n{"key": 3, "skip": "x"}\n', "line 2: key key: 3 cannot be"),
-        (b'HEADER\n{"key": "x"}\n', "line 2: neither a time nor a reason"),
-        (b'HEADER\n{"key": "x", "us": "1"}\n', "line 2: key us: '1' cannot be"),
-        (b'HEADER\n{"key": "x", "us": NaN}\n', "line 2: no time of a call"),
-        (b'HEADER\n{"key": "x", "us": 1, "row": {}}\n', "line 2: no time of a call"),
+        (b'HEADER\n{"key": 3, "skip": "x"}\n', "line 2: key key: 3; expected text"),
+        (b'HEADER\n{"key": "x"}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"skip": "x"}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"key": "x", "us": "1"}\n', "line 2: key us: '1'; expected microseconds"),
+        (b'HEADER\n{"key": "x", "us": NaN}\n', "line 2: key us: nan; expected microseconds"),
+        (b'HEADER\n{"us": 1%b}\n' % (b"0" * 400), "line 2: key us: 1000"),
+        (b'HEADER\n{"key": "x", "us": 1, "row": {}}\n', "line 2: not all of a record"),
+        (b'HEADER\n{"copy_bytes_per_s": 0}\n', "key copy_bytes_per_s: 0; expected bytes a second"),
+        (b'HEADER\n{"copy_bytes_per_s": 1%b}\n' % (b"0" * 400), "line 2: key copy_bytes_per_s"),
+        (b'HEADER\nMEASURED {"batch": 1%b}}\n' % (b"0" * 30), "line 2: key row: 'batch': 1000"),
+        (b'HEADER\n{"tile": [-1, 0, 0, 0], "for": ""}\n', "line 2: key tile: [-1, 0, 0, 0]; exp"),
+        (b'NUM_GPUS "abc"}\n', "line 1: key num_gpus: 'abc'; expected a whole number above 0"),
+        (b"NUM_GPUS null}\n", "line 1: key num_gpus: None"),
+        (b'NUM_GPUS 1, "version": 2}\n', "line 1: key version: 2; expected 1"),
+        (b'NUM_GPUS 1, "device": "tpu"}\n', "line 1: key device: 'tpu'; expected cuda or cpu"),
         (b'HEADER\nMEASURED {"op": 3}}\n', "line 2: key row: 'op': 3 cannot be"),
         (b'HEADER\nMEASURED {"shape": 3}}\n', "line 2: key row: 'shape': 3 cannot be"),
         (
             b'HEADER\nMEASURED {"op": "decode_attention", "kernel": "x"}}\n',
             "line 2: key row: not all that identifies a call",
         ),
-        (b'HEADER\n{"tile": [1, 2, 3], "for": ""}\n', "line 2: key tile: expected four"),
+        (b'HEADER\n{"tile": [1, 2, 3], "for": ""}\n', "line 2: key tile: [1, 2, 3]; expected four"),
     ],
 )
 def test_what_is_no_journal(tmp_path: Path, content: bytes, words: str) -> None:
     _open(tmp_path).__exit__(None, None, None)
     path = tmp_path / journal.NAME
-    content = content.replace(b"HEADER", path.read_bytes().strip()).replace(b"MEASURED", MEASURED)
+    header = path.read_bytes().strip()
+    content = content.replace(b"HEADER", header).replace(b"MEASURED", MEASURED)
+    content = content.replace(b"NUM_GPUS", header[:-1] + b', "num_gpus":')
     path.write_bytes(content)
     with pytest.raises(FileError) as refusal:
         _open(tmp_path)
@@ -289,3 +351,8 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "folder" / journal.NAME).mkdir(parents=True)
     with pytest.raises(FileError, match="is no journal"):
         _open(tmp_path / "folder")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / journal.NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError, match="is a link"):
+        _open(tmp_path / "links")
+    assert not (tmp_path / "elsewhere").exists()
