@@ -25,7 +25,7 @@ from sim.settings import FILE_RANK, Given, resolve
 from sim.sweep.spec import Find, Spec
 from sim.timing.table import sidecar
 from workloads.errors import plain
-from workloads.formats import is_spec
+from workloads.formats import SPEC_FORMAT, is_spec
 from workloads.record import Trace
 
 SWEPT_RANK = 3
@@ -173,6 +173,12 @@ def make_plan(spec: Spec) -> Plan:
                 "configuration: leave one of them out, by [[exclude]] say"
             )
         cells[cell.name] = cell
+    if "seed" in spec.swept:
+        notes += [
+            f"{trace.name}: recorded, so that no seed changes it: cells of all seeds are equal"
+            for trace in inputs.traces.values()
+            if trace.trace_format != SPEC_FORMAT
+        ]
     files |= {value: material.digest for (_, value), material in inputs.materials.items()}
     notes += [f"{trace.name}: {note}" for trace in inputs.traces.values() for note in trace.notes]
     return Plan(list(cells.values()), inputs, files, list(dict.fromkeys(notes)))
@@ -257,13 +263,14 @@ def _trace(spec: Spec, load: LoadConfig, inputs: Inputs) -> Trace:
 def _cell(spec: Spec, combination: Mapping[str, Any], config: RunConfig, inputs: Inputs) -> Cell:
     """Answer the cell of one combination, named by the hash of all that decides its result."""
     trace = inputs.trace_of(config.load)
+    options = (config.load.trace_format or "").partition(":")[2]
     flat = config.flat()
     for (name, value), material in inputs.materials.items():
         if flat[name] == value:
             flat[name] = f"{material.entry}: {material.digest}"
     decides = flat | {
         "trace": trace.sha256,
-        "trace_format": trace.trace_format,
+        "trace_format": [trace.trace_format, options],
         "find": spec.find,
         "kvsim": inputs.versions["kvsim"]["version"],
     }

@@ -7,6 +7,7 @@ lies under a cell's name can be relied on, and all other names are of no use to 
 
 import itertools
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,10 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+WHOLE = {"refused", "step_time_s", "timing"}
+"""Keys without which a summary is none of ours, and its cell has not finished."""
 
 
 class SweepFolder:
@@ -120,7 +125,7 @@ class SweepFolder:
         found = {}
         for cell in self._cells:
             summary = self._read(cell, "summary.json")
-            if summary is not None:
+            if summary is not None and summary.keys() >= WHOLE:
                 found[cell.name] = summary
         return found
 
@@ -198,7 +203,8 @@ class SweepFolder:
     def _clean(self) -> None:
         """Take away what processes that died were writing."""
         for left in self._cells_path.glob(".*"):
-            shutil.rmtree(left)
+            if re.fullmatch(r"\.[0-9a-f]+\.(new|old)", left.name) and not left.is_symlink():
+                shutil.rmtree(left)
         for name in (SWEEP_FILE, *(f"{SUMMARY}.{kind}" for kind in _FORMATS)):
             for left in self.path.glob(f".{name}.*"):
                 left.unlink()

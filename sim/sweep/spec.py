@@ -194,11 +194,23 @@ def _values(setting: Setting, values: Any, where: str, *, once: bool) -> list[An
     """Answer the list *values*, each converted; *once*: none may come twice."""
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}: expected a list of values, at least one, got {quote(values)}")
+    if len(values) > MAX_CELLS:
+        raise ConfigError(f"{where}: {len(values):,} values; expected at most {MAX_CELLS:,}")
     converted = [_value(setting, value, where) for value in values]
-    for value in converted:
-        if once and converted.count(value) > 1:
-            raise ConfigError(f"{where}: {quote(value)} is there twice; expected each value once")
+    for value in _repeated(converted) if once else ():
+        raise ConfigError(f"{where}: {quote(value)} is there twice; expected each value once")
     return converted
+
+
+def _repeated(values: list[Any]) -> list[Any]:
+    """Answer those of *values* that came before."""
+    seen: set[Any] = set()
+    again = []
+    for value in values:
+        if value in seen:
+            again.append(value)
+        seen.add(value)
+    return again
 
 
 def _zip(group: Any, where: str) -> dict[str, list[Any]]:
@@ -210,9 +222,8 @@ def _zip(group: Any, where: str) -> dict[str, list[Any]]:
     if len(set(lengths.values())) != 1:
         raise ConfigError(f"{where}: expected lists of one length, got {quote(lengths)}")
     rows = list(zip(*lists.values(), strict=True))
-    for row in rows:
-        if rows.count(row) > 1:
-            raise ConfigError(f"{where}: {quote(row)} is there twice; expected each row once")
+    for row in _repeated(rows):
+        raise ConfigError(f"{where}: {quote(row)} is there twice; expected each row once")
     return lists
 
 

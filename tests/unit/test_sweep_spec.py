@@ -208,3 +208,22 @@ def test_a_goal_that_is_never_or_always_met() -> None:
     tried: list[float] = []
     assert highest_rate(_meets(0, tried), 8.0, 0.01)[:2] == (0.0, 8 / 1024)
     assert highest_rate(_meets(float("inf"), tried), 8.0, 0.01)[:2] == (float("inf"),) * 2
+
+
+def test_options_of_a_format_are_part_of_a_cell(tmp_path: Path, samples: Path) -> None:
+    grid = f'[fixed]\ntrace = "{samples / "sharegpt.json"}"\n[grid]\ntrace_format = '
+    plan = make_plan(_spec(tmp_path, grid + '["sharegpt:gap=1", "sharegpt:gap=2"]'))
+    assert len({cell.name for cell in plan.cells}) == 2
+
+
+def test_seeds_that_change_nothing_are_noted(tmp_path: Path, samples: Path) -> None:
+    grid = f'[fixed]\ntrace = "{samples / "vidur.csv"}"\n[grid]\nseed = [0, 1]'
+    assert any("no seed changes it" in note for note in make_plan(_spec(tmp_path, grid)).notes)
+    drawn = grid.replace("vidur.csv", "chat.toml")
+    assert not any("no seed" in note for note in make_plan(_spec(tmp_path, drawn)).notes)
+
+
+def test_long_lists_are_counted_first(tmp_path: Path) -> None:
+    text = f"[grid]\nseed = {list(range(100_001))}"
+    with pytest.raises(ConfigError, match="100,001 values; expected at most 100,000"):
+        _spec(tmp_path, text)
