@@ -23,9 +23,6 @@ CacheKind = Literal[
     "full", "latent", "index", "compressed", "compressor", "sliding", "chunked", "cross", "state"
 ]
 
-WINDOWED: frozenset[CacheKind] = frozenset({"sliding", "chunked", "cross", "compressor"})
-"""Kinds that hold at most `LayerCache.window` entries."""
-
 
 class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
     """What layers of one kind keep for a sequence.
