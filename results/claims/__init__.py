@@ -1,10 +1,10 @@
 """The chapter's claims, put to the test: ``python results/regenerate.py claims``, or ``c05``.
 
 A claim is a folder here, ``c05``: ``claim.py`` with a `Claim` called ``CLAIM``, its numbers in
-``summary.csv``, ``figure.png``. Numbers come from ``spec.toml`` (``kvsim sweep``), from a function, or
-from another experiment. Figure and verdict are functions of the summary alone, and README.md here
-is made of them: no verdict outlives its numbers. To add a claim, add its folder; traces beside its
-spec are called ``workload*``.
+``summary.csv``, ``figure.png``. Numbers come from ``spec.toml`` (``kvsim sweep``), from a function,
+or from another experiment. Figure and verdict are functions of the summary alone, and README.md
+here is made of them: no verdict outlives its numbers. To add a claim, add its folder; traces
+beside its spec are called ``workload*``.
 """
 
 import importlib
