@@ -10,7 +10,6 @@ the manifest. ``--figures`` draws what is there, without a run. ``claims`` are t
 
 import argparse
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,17 +163,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--figures", action="store_true", help="only draw")
     given = parser.parse_args()
-    parts = {name: partial(claims.regenerate, [name]) for name in claims.found()}
-    others = OTHERS | parts
     for name in given.names or known:
-        if name in others:
-            others[name](figures=given.figures)
-        elif name not in CHARTS:
-            parser.error(f"no experiment {name}; expected {', '.join([*known, *parts])}")
-        else:
+        if name in OTHERS:
+            OTHERS[name](figures=given.figures)
+        elif name in CHARTS:
             if not given.figures:
                 run_sweep(HERE / name)
             draw(name)
+        elif name not in claims.found():
+            known += claims.found()
+            parser.error(f"no experiment {name}; expected {', '.join(known)}")
+    parts = [name for name in given.names if name in claims.found()]
+    if parts:
+        claims.regenerate(parts, figures=given.figures)
 
 
 if __name__ == "__main__":

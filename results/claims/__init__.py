@@ -8,6 +8,7 @@ beside its spec are called ``workload*``.
 """
 
 import importlib
+import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,19 +45,22 @@ class Claim(NamedTuple):
     """A claim and its experiment.
 
     Attributes:
-        draw: answers the figure of the summary; its title is the message, with the number.
+        draw: answers the figure of the summary; its title is the message, with the number. None
+            where *figure* is another experiment's.
         judge: answers the verdict on the summary.
         make: answers the summary where no sweep does: a closed form, a few runs.
-        of: name of the experiment in ``results`` whose summary it is, with figures of its own.
+        of: name of the experiment in ``results`` whose summary it is.
         cell: of a sweep, the value of each setting in ``[grid]`` and ``[[zip]]`` for the cell that
             tests run again: a quick one.
+        figure: file in its folder.
     """
 
-    draw: Callable[[pd.DataFrame], Figure]
+    draw: Callable[[pd.DataFrame], Figure] | None
     judge: Callable[[pd.DataFrame], Verdict]
     make: Callable[[], pd.DataFrame] | None = None
     of: str | None = None
     cell: Mapping[str, Any] | None = None
+    figure: str = "figure.png"
 
 
 def found() -> dict[str, Claim]:
@@ -92,8 +96,9 @@ def regenerate(names: Iterable[str] = (), *, figures: bool) -> None:
             write_summary(claim.make(), folder)
         elif not figures and not claim.of:
             run_sweep(folder)
-        with drawing():
-            save(claim.draw(summary_of(name, claim)), folder / "figure.png")
+        if claim.draw:
+            with drawing():
+                save(claim.draw(summary_of(name, claim)), folder / claim.figure)
     with atomic(README) as temporary:
         temporary.write_text(render())
 
@@ -112,13 +117,15 @@ def render() -> str:
         if name not in claims:
             lines.append(f"| C{number} | {text} | open | | |")
             continue
-        frame = summary_of(name, claims[name])
-        outcome, found_number, advice = claims[name].judge(frame)
+        claim = claims[name]
+        frame = summary_of(name, claim)
+        outcome, found_number, advice = claim.judge(frame)
         assert outcome.startswith(OUTCOMES), outcome
         head = next(each for each in reversed(OUTCOMES) if outcome.startswith(each))
+        figure = posixpath.normpath(f"{name}/{claim.figure}")
         lines.append(
             f"| [C{number}]({name}/claim.py) | {text} | **{head}**{outcome.removeprefix(head)} "
-            f"| {found_number}{_times(frame)} [figure]({name}/figure.png) | {advice} |"
+            f"| {found_number}{_times(frame)} [figure]({figure}) | {advice} |"
         )
     return "\n".join([*lines, "", _FOOT])
 

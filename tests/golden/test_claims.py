@@ -67,5 +67,5 @@ def test_every_claim_has_one_source_of_numbers_and_a_figure() -> None:
         sources = [claim.make is not None, claim.of is not None, claim.cell is not None]
         assert sum(sources) == 1, name
         assert (folder / "spec.toml").exists() == (claim.cell is not None), name
-        assert (folder / "figure.png").exists(), name
+        assert (folder / claim.figure).exists(), name
         assert claim.of is None or (RESULTS / claim.of / "summary.csv").exists(), name
