@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workloads.distributions import AnyDistribution, Floats, correlated, draw, ranks
+from workloads.distributions import AnyDistribution, ByInput, Floats, correlated, draw, ranks
 from workloads.errors import TraceError
 from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
@@ -54,6 +54,7 @@ class _Class:
     def __init__(self, spec: Spec, place: int, streams: _Streams) -> None:
         self.name = spec.workload.name_of(place)
         self.table: RequestClass = spec.workload.classes[place]
+        self._output_len = spec.workload.output_len_of(place)
         self.moved: dict[str, tuple[int, int]] = {}
         self._folder = spec.folder
         self._streams = streams
@@ -70,6 +71,18 @@ class _Class:
     ) -> Floats:
         """Answer the value of *distribution* at each of *shares*: whole numbers from *least*."""
         return self._values(concern, shares, distribution, least, whole=True)
+
+    def outputs(self, inputs: Floats, shares: Floats) -> Floats:
+        """Answer the output length at each of *shares*, of requests with these *inputs*."""
+        lengths = self._output_len
+        if not isinstance(lengths, ByInput):
+            return self.values("output_len", shares, lengths)
+        found = np.empty(len(inputs))
+        kinds = np.searchsorted(lengths.bounds, inputs)
+        for kind in np.unique(kinds).tolist():
+            own = kinds == kind
+            found[own] = self.values("output_len", shares[own], lengths.of[kind])
+        return found
 
     def seconds(self, concern: str, shares: Floats, distribution: AnyDistribution) -> Floats:
         """Answer the value of *distribution* at each of *shares*: times."""
@@ -309,7 +322,7 @@ def _sessions_of(each: _Class, starts: Floats, turns: IntArray) -> list[_Session
     inputs[is_first] = each.values("input_len", shares[is_first], table.input_len)
     inputs[~is_first] = each.values("turn_len", shares[~is_first], turn_len)
     bent = correlated(shares, each.shares("output_len", total), table.correlation)
-    outputs = each.values("output_len", bent, table.output_len)
+    outputs = each.outputs(inputs, bent)
     thinks = each.seconds("think_time", each.shares("think_time", total), table.think_time)
     thinks[is_first] = 0
     waited = np.cumsum(thinks)

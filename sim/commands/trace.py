@@ -77,7 +77,8 @@ def _sample(values: dict[str, Any]) -> int:
 
 def _fit(values: dict[str, Any]) -> int:
     """Write a specification that imitates a trace, and print how well it does."""
-    from workloads.fit import compare, fit, to_toml  # noqa: PLC0415  # only who fits pays for it
+    from workloads.fit import compare, fit  # noqa: PLC0415  # only who fits pays for it
+    from workloads.spec_text import to_toml  # noqa: PLC0415
 
     path = _output(values, (".toml",))
     trace = _source(values)
