@@ -271,7 +271,7 @@ class TraceBuilder:
     def _add_sessions(self, ids: Sequence[str | None], thinks: Sequence[int | None]) -> None:
         if self._session_ids or any(ids):
             missing = [None] * (self._num_rows - len(ids) - len(self._session_ids))
-            self._session_ids += [*missing, *ids]
+            self._session_ids += [*missing, *(name or None for name in ids)]
             self._think_ps += [*missing, *thinks]
 
     def finish(
