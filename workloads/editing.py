@@ -44,9 +44,16 @@ def records_of(trace: Trace) -> Iterator[RequestRecord]:
         trace.think_ps.tolist(),
         strict=True,
     )
-    for row, (request_id, arrival, prompt, output, shareable, session, is_later, think) in (
-        enumerate(columns)
-    ):
+    for row, (
+        request_id,
+        arrival,
+        prompt,
+        output,
+        shareable,
+        session,
+        is_later,
+        think,
+    ) in enumerate(columns):
         segments: list[Segment] | None = None
         start, stop = offsets[row], offsets[row + 1]
         if shareable or stop - start > 1:

@@ -122,6 +122,7 @@ def test_shipped_specifications_run(kvsim: Kvsim, samples: Path, name: str) -> N
         (("sample", "SPEC", "-o", "x.jsonl", "--start", "x"), "--start: expected a number from 0"),
         (("sample", "SPEC", "-o", "x.jsonl", "--start", "2", "--end", "1"), "--end 1 is not after"),
         (("sample", "SPEC", "-o", "x.jsonl", "--trace-format", "natve"), "did you mean 'native'?"),
+        (("inspect", "SPEC", "--trace-format", "native:x=1"), "option 'x' is unknown"),
         (("inspekt", "SPEC"), "unknown command 'inspekt'"),
     ],
 )  # fmt: skip

@@ -213,6 +213,15 @@ def test_chat_prefixes_are_those_of_the_text(samples: Path) -> None:
     assert trace.num_shareable_tokens.tolist() == shared
 
 
+def test_chat_times_in_milliseconds(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = '{"timestamp": %s, "messages": [{"role": "user"}], "max_tokens": 1}\n'
+    path.write_text(line % 1_700_000_000_000 + line % 1_700_000_000_250)
+    assert _seconds(read_trace(path, "chat:sec_multiplier=0.001")) == pytest.approx([0, 0.25])
+    path.write_text(line % '"2026-01-31T12:00:00Z"' + line % '"2026-01-31T12:00:01Z"')
+    assert _seconds(read_trace(path, "chat:sec_multiplier=0.001")) == [0, 1]
+
+
 # Ways to hand a trace over
 
 
@@ -339,19 +348,28 @@ def test_native_sessions(tmp_path: Path) -> None:
         ("mooncake:blocksize=3", "option 'blocksize' is unknown: did you mean 'block_size'"),
         ("mooncake:block_size=x", "option block_size 'x': expected a whole number"),
         ("mooncake:block_size=", "option block_size '': expected a whole number"),
-        ("mooncake:block_size=0", "option block_size 0: expected 1 or more tokens"),
+        ("mooncake:block_size=0", "option block_size '0': expected a whole number >= 1"),
+        ("mooncake:block_size=2147483648", "expected a whole number <= 2147483647"),
         ("mooncake:block_size=256", "hash_ids has 3 ids: expected 6, one for each 256 tokens"),
         ("azure:gap=1", "option 'gap' is unknown: azure has none"),
         ("vidur:gap=nan", "option gap 'nan': expected a number"),
         ("claude_code:shared_prefix=7", "option shared_prefix '7': expected true or false"),
         ("timed_trace:label_timestamp=hash_ids", "options label_*: expected four keys"),
-        ("timed_trace:sec_multiplier=-1", "option sec_multiplier -1.0: expected above 0"),
-        ("sharegpt:bytes_per_token=65", "option bytes_per_token 65: expected 1 to 64"),
+        ('timed_trace:label_timestamp="', "options label_*: expected keys without quotes"),
+        ("timed_trace:sec_multiplier=-1", "option sec_multiplier '-1': expected a number > 0"),
+        ("timed_trace:chunk_hash_size=0", "option chunk_hash_size '0': expected a whole number >="),
+        ("sharegpt:bytes_per_token=65", "option bytes_per_token '65': expected a whole number <="),
+        ("sharegpt:turns=-1", "option turns '-1': expected a whole number >= 0"),
+        ("sharegpt:gap=1e300", "option gap '1e300': expected a number <= 9000000"),
+        ("vidur:gap=-1", "option gap '-1': expected a number >= 0"),
+        ("chat:sec_multiplier=1e308", "option sec_multiplier '1e308': expected a number <="),
     ],
 )
 def test_options_that_cannot_be(samples: Path, trace_format: str, words: str) -> None:
+    path = samples / "mooncake.jsonl"
     with pytest.raises(TraceError) as refusal:
-        read_trace(samples / "mooncake.jsonl", trace_format)
+        read_trace(path, trace_format)
+    assert str(refusal.value).startswith(f"{path}")
     assert words in str(refusal.value)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from workloads.readers.jsonlines import Seconds
 from workloads.readers.source import Source
 from workloads.readers.table import read_columns
 from workloads.readers.text import no_arrivals
@@ -94,7 +95,7 @@ def _think_times(
     return thinks
 
 
-def read_vidur(source: Source, *, gap: float = 0.0) -> Iterator[Rows | str]:
+def read_vidur(source: Source, *, gap: Seconds = 0.0) -> Iterator[Rows | str]:
     """Yield the requests; without a column ``arrived_at`` they come *gap* seconds apart.
 
     Raises:

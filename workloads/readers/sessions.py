@@ -124,7 +124,7 @@ class _ClaudeCode:
 
 
 def read_claude_code(
-    source: Source, *, gap: float = 0.0, shared_prefix: bool = False
+    source: Source, *, gap: Seconds = 0.0, shared_prefix: bool = False
 ) -> Iterator[RequestRecord | str]:
     """Yield the calls of Claude Code sessions, a JSON object each, or a line each with runs of ids.
 
