@@ -231,7 +231,7 @@ def _sessions(
             process.expected(workload.duration) > MAX_REQUESTS
         ):
             raise TraceError(
-                f"{process.expected(workload.duration):,.0f} sessions are expected in "
+                f"{process.expected(workload.duration):.6g} sessions are expected in "
                 f"{workload.duration:g} s: expected at most {MAX_REQUESTS:,}"
             )
         starts = process.until(streams.of("arrivals"), workload.duration)
@@ -292,7 +292,7 @@ def _refuse_too_much(starts: Floats, turns: IntArray) -> None:
         )
     if starts[-1] > MAX_ARRIVAL_S:
         raise TraceError(
-            f"the last session starts after {starts[-1]:,.0f} s: expected at most "
+            f"the last session starts after {starts[-1]:.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; raise the rate, or ask for fewer"
         )
 
@@ -316,7 +316,7 @@ def _sessions_of(each: _Class, starts: Floats, turns: IntArray) -> list[_Session
     arrivals = np.repeat(starts - waited[ends - turns], turns) + waited
     if arrivals.max(initial=0) > MAX_ARRIVAL_S:
         raise TraceError(
-            f"class {each.name}: a turn arrives after {arrivals.max():,.0f} s: expected at most "
+            f"class {each.name}: a turn arrives after {arrivals.max():.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; shorten think_time or the arrivals"
         )
     perturbed = _perturbed(each, arrivals)
