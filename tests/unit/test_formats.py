@@ -258,6 +258,12 @@ def test_standard_input(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _columns(trace) == _columns(read_trace(samples / "mooncake.jsonl"))
 
 
+def test_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(TraceError, match=r"^-: standard input is closed"):
+        read_trace("-")
+
+
 def test_a_folder_of_sessions_is_one_trace(samples: Path, tmp_path: Path) -> None:
     session = (samples / "claude_code_session.json").read_bytes()
     for name in ("b.json", "a.json"):

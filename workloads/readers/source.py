@@ -56,6 +56,8 @@ class _Digested(io.RawIOBase):
 def opened(path: Path) -> BinaryIO:
     """Answer the open file *path*, or standard input for ``-``; raise `TraceError` if it cannot."""
     if str(path) == "-":
+        if sys.stdin is None:
+            raise TraceError("standard input is closed: expected a trace on it")
         return sys.stdin.buffer
     try:
         return path.open("rb")
