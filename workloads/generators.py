@@ -19,6 +19,7 @@ from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
 from workloads.record import (
     MAX_ARRIVAL_S,
+    MAX_SEGMENTS,
     MAX_TOKENS,
     PS_PER_S,
     IntArray,
@@ -31,9 +32,6 @@ from workloads.spec import MAX_REQUESTS, Prefix, RequestClass, Spec, Workload, r
 
 MAX_TURNS = 10_000
 """Most requests of a session."""
-
-MAX_SEGMENTS = 50_000_000
-"""Most segments of all prompts: each turn repeats those before it, and memory has an end."""
 
 
 class _Streams:

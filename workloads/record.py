@@ -33,13 +33,19 @@ MAX_ARRIVAL_S = 9_000_000
 MAX_TOKENS = 2**31 - 1
 """Longest prompt or output, so that (node, offset) fits one 64-bit key."""
 
+MAX_SEGMENTS = 20_000_000
+"""Most segments of all prompts: each turn repeats those before it, and memory has an end."""
+
 ContentId = str | int | tuple[str | int, ...] | None
 Segment = tuple[ContentId, int]
 
 IntArray = npt.NDArray[np.int64]
 
 _CHUNK = 4096
-"""Records that are turned into columns at a time."""
+"""Records that are turned into columns at a time, if they have few segments."""
+
+_CHUNK_SEGMENTS = 1 << 20
+"""Segments that are turned into columns at a time, about: prompts get longer slowly."""
 
 
 class RequestRecord(NamedTuple):
@@ -171,7 +177,7 @@ class TraceBuilder:
         self._session_ids: list[str | None] = []  # empty until there is one
         self._think_ps: list[int | None] = []
         self._files: list[tuple[int, str]] = []  # first row and name
-        self._num_rows = 0
+        self._num_rows = self._num_segments = 0
         self._notes: list[str] = []
 
     def add(self, found: Iterable[RequestRecord | Rows | str], where: str) -> None:
@@ -182,14 +188,17 @@ class TraceBuilder:
         """
         self._files.append((self._num_rows, where))
         rest = iter(found)
-        is_done = False
+        size, is_done = _CHUNK, False
         while not is_done:
             chunk: list[RequestRecord | Rows | str] = []
+            before = self._num_segments
             try:
-                chunk.extend(islice(rest, _CHUNK))
+                chunk.extend(islice(rest, size))
             finally:  # an error of the reader is not told before one of an earlier request
-                is_done = len(chunk) < _CHUNK
+                is_done = len(chunk) < size
                 self._add_chunk(chunk)
+            longest = (self._num_segments - before) // size + 1
+            size = max(1, min(_CHUNK, _CHUNK_SEGMENTS // longest))
 
     def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
         for kind, some in groupby(chunk, type):
@@ -243,6 +252,12 @@ class TraceBuilder:
             record = records[row] if records else RequestRecord(line, arrival, prompt, output)
             _check(record, self._files[-1][1])
         count = len(rows.lines)
+        self._num_segments += len(rows.nodes)
+        if self._num_segments > MAX_SEGMENTS:
+            raise TraceError(
+                f"{self._files[-1][1]}, line {rows.lines[-1]}: more than {MAX_SEGMENTS:,} segments "
+                "in the prompts up to here: expected fewer requests, or turns of a session"
+            )
         output_nodes = self._prefix.new(count) + np.arange(count)
         self._rows.append(rows._replace(output_nodes=output_nodes))
         self._num_rows += count

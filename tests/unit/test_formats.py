@@ -409,6 +409,12 @@ REFUSED: dict[str, tuple[str, str]] = {
         + "}",
         "sub-agents within each other: expected up to 20",
     ),
+    "a million segments and more": (
+        '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ['
+        + "1, " * (1 << 20)
+        + "1]}",
+        "expected array of length <= 1048576",
+    ),
     "ids that are no ids": (SESSION + ', "hash_ids": [1.5]}]}', "hash_ids: "),
     "huge token ids": (
         '{"arrival_time": 0, "prompt_token_ids": [99999999999999999999], "output_len": 1}',
@@ -495,6 +501,19 @@ def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
         read_trace(path)
     path.write_bytes(gzip.compress(row * 10))
     assert len(read_trace(path)) == 10
+
+
+def test_turns_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"session_id": 1, "input_length": 1, "output_length": 1}\n' * 5000)
+    monkeypatch.setattr("workloads.record.MAX_SEGMENTS", 1_000_000)
+    with pytest.raises(TraceError, match=r"line \d+: more than 1,000,000 segments"):
+        read_trace(path)
+    said = ", ".join(['{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}'] * 1001)
+    path.write_text(f'[{{"conversations": [{said}]}}]')
+    assert len(read_trace(path, "sharegpt:turns=1000")) == 1000
+    with pytest.raises(TraceError, match="more than 1,000 answers: expected option turns=N"):
+        read_trace(path, "sharegpt:turns=0")
 
 
 # Elements of an array, wherever blocks end

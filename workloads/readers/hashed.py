@@ -26,7 +26,7 @@ from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Segment
 BLOCK_TOKENS = 512
 """Tokens behind one hash id of Mooncake."""
 
-HashIds = Annotated[list[int], Meta(max_length=1 << 22)]
+HashIds = Annotated[list[int], Meta(max_length=1 << 20)]
 
 
 def runs(ids: Sequence[int]) -> list[tuple[int, int]]:

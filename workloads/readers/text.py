@@ -76,6 +76,9 @@ class _Conversation(msgspec.Struct, gc=False):
     id: str | int | None = None
 
 
+_MAX_TURNS = 1000
+"""Most answers of a conversation: each prompt repeats all before it."""
+
 _ANSWERERS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
 
 
@@ -113,6 +116,8 @@ def read_sharegpt(
                 turn += 1
                 if turn == turns:
                     break
+                if turn == _MAX_TURNS:
+                    raise TraceError(f"more than {_MAX_TURNS:,} answers: expected option turns=N")
             prompt += texts.tokens(role, said.value)
         num_left_out += not turn
     if num_left_out:
@@ -148,7 +153,7 @@ Time = float | str
 
 
 class _Chat(msgspec.Struct, gc=False):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=1 << 16)]
     timestamp: Time | None = None
     created: Time | None = None
     created_at: Time | None = None
