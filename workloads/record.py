@@ -177,6 +177,7 @@ class TraceBuilder:
         self._session_ids: list[str | None] = []  # empty until there is one
         self._think_ps: list[int | None] = []
         self._files: list[tuple[int, str]] = []  # first row and name
+        self._origins: list[tuple[tuple[int, str], int | None]] = []
         self._num_rows = self._num_segments = 0
         self._notes: list[str] = []
 
@@ -199,6 +200,25 @@ class TraceBuilder:
                 self._add_chunk(chunk)
             longest = (self._num_segments - before) // size + 1
             size = max(1, min(_CHUNK, _CHUNK_SEGMENTS // longest))
+
+    def count_from(self, origin_ps: int | None) -> None:
+        """Note when the times of the latest file count from; None: from the start of the trace."""
+        self._origins.append((self._files[-1], origin_ps))
+
+    def _shift(self, arrivals: IntArray) -> None:
+        """Move *arrivals* of files with times of their own to where they are in the trace."""
+        first = min((origin for _, origin in self._origins if origin is not None), default=0)
+        ends = [row for (row, _), _ in self._origins[1:]]
+        for ((start, where), origin), end in zip(
+            self._origins, [*ends, self._num_rows], strict=False
+        ):
+            later = 0 if origin is None else origin - first
+            if start < end and int(arrivals[start:end].max()) + later > MAX_ARRIVAL_S * PS_PER_S:
+                raise TraceError(
+                    f"{where}: starts {later / PS_PER_S:.6g} s after the earliest file: expected "
+                    f"all of them within {MAX_ARRIVAL_S:,} s"
+                )
+            arrivals[start:end] += later
 
     def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
         for kind, some in groupby(chunk, type):
@@ -304,6 +324,7 @@ class TraceBuilder:
         names = self._names()
         rows = _Columns(*(np.concatenate(column) for column in zip(*self._rows, strict=True)))
         self._rows = []
+        self._shift(rows.arrivals)
         self._repeat_outputs(rows, names)
         notes = [*notes, *self._notes]
         out_of_order = int((np.diff(rows.arrivals) < 0).sum())

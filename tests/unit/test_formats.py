@@ -280,6 +280,32 @@ def test_a_folder_of_sessions_is_one_trace(samples: Path, tmp_path: Path) -> Non
     assert not first & second
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+PARTS = {
+    "azure": (AZURE + "2023-11-16 18:15:48,5,6\n", AZURE + "2023-11-16 18:15:46.5,7,8\n"),
+    "burstgpt": tuple(f"Timestamp,Request tokens,Response tokens\n{at},5,6\n" for at in (8, 6.5)),
+    "chat": tuple(
+        f'{{"timestamp": {at}, "messages": [{{"role": "user"}}], "max_tokens": 6}}\n'
+        for at in (1008, 1006.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_files_of_one_clock_keep_their_times(tmp_path: Path, name: str) -> None:
+    for part, text in enumerate(PARTS[name]):
+        (tmp_path / f"{part}.txt.part").write_text(text)
+    assert _seconds(read_trace(tmp_path, name)) == [0, 1.5]
+    assert _seconds(read_trace(tmp_path / "0.txt.part", name)) == [0]
+
+
+def test_files_years_apart_are_refused(samples: Path, tmp_path: Path) -> None:
+    for name in ("azure2023.csv", "azure2024.csv"):
+        (tmp_path / name).write_bytes((samples / name).read_bytes())
+    with pytest.raises(TraceError, match=r"azure2024\.csv: starts .* s after the earliest file"):
+        read_trace(tmp_path)
+
+
 def test_errors_in_a_folder_name_the_file(samples: Path, tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes((samples / "tokens.jsonl").read_bytes())
     (tmp_path / "2.jsonl").write_text('{"arrival_time": 3, "input_length": 0, "output_len": 1}')

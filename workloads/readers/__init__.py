@@ -72,6 +72,7 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
         file = _File(one, where if is_alone else plain(str(one)), None if is_alone else part)
         with few_collections(), closing(file.read(name, options, digest)) as found:
             builder.add(found, file.where)
+        builder.count_from(file.origin_ps)
         name = file.name
     assert name is not None, "there is a file"
     return builder.finish(name=where, trace_format=name, sha256=digest.hexdigest())
@@ -128,6 +129,11 @@ class _File:
         """The format, once it has been read."""
         assert self._name is not None
         return self._name
+
+    @property
+    def origin_ps(self) -> int | None:
+        """When its times count from, once it has been read."""
+        return None if self._source is None else self._source.origin_ps
 
     def _located(self, error: TraceError) -> TraceError:
         source = self._source

@@ -34,6 +34,7 @@ def read_azure(source: Source) -> Iterator[Rows]:
     if len(lines):
         ticks: IntArray = values["TIMESTAMP"] - values["TIMESTAMP"].min()
         arrivals = np.minimum(ticks, _TOO_LATE_S * 10**9) * _PS_PER_NS
+        source.origin_ps = int(values["TIMESTAMP"].min()) * _PS_PER_NS
         yield Rows(lines, arrivals, values["ContextTokens"], values["GeneratedTokens"])
 
 
@@ -66,6 +67,7 @@ def read_burstgpt(source: Source) -> Iterator[Rows | str]:
     )
     if not len(lines):
         return
+    source.origin_ps = round(float(values["Timestamp"].min()) * PS_PER_S)
     prompts, outputs = values["Request tokens"], values["Response tokens"]
     good = np.flatnonzero((prompts > 0) & (outputs > 0))
     if len(good) < len(lines):

@@ -228,7 +228,8 @@ def read_chat(
                     "response is missing: expected it, choices, output_length or max_tokens"
                 )
         at = _seconds(chat, sec_multiplier)
-        start = at if start is None else start
+        if start is None:
+            start, source.origin_ps = at, round(at * PS_PER_S)
         if at < start:
             raise TraceError(f"time {at:g} is before the first line's: expected a log in order")
         arrival = round(min(at - start, MAX_ARRIVAL_S + 1) * PS_PER_S)
