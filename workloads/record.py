@@ -189,7 +189,7 @@ class TraceBuilder:
         """
         self._files.append((self._num_rows, where))
         rest = iter(found)
-        size, is_done = _CHUNK, False
+        size, is_done = 64, False
         while not is_done:
             chunk: list[RequestRecord | Rows | str] = []
             before = self._num_segments
@@ -199,7 +199,7 @@ class TraceBuilder:
                 is_done = len(chunk) < size
                 self._add_chunk(chunk)
             longest = (self._num_segments - before) // size + 1
-            size = max(1, min(_CHUNK, _CHUNK_SEGMENTS // longest))
+            size = max(1, min(2 * size, _CHUNK, _CHUNK_SEGMENTS // longest))
 
     def count_from(self, origin_ps: int | None) -> None:
         """Note when the times of the latest file count from; None: from the start of the trace."""
