@@ -19,6 +19,7 @@ from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
 from workloads.record import (
     MAX_ARRIVAL_S,
+    MAX_SEGMENTS,
     MAX_TOKENS,
     PS_PER_S,
     IntArray,
@@ -31,9 +32,6 @@ from workloads.spec import MAX_REQUESTS, Prefix, RequestClass, Spec, Workload, r
 
 MAX_TURNS = 10_000
 """Most requests of a session."""
-
-MAX_SEGMENTS = 50_000_000
-"""Most segments of all prompts: each turn repeats those before it, and memory has an end."""
 
 
 class _Streams:
@@ -244,7 +242,7 @@ def _sessions(
             process.expected(workload.duration) > MAX_REQUESTS
         ):
             raise TraceError(
-                f"{process.expected(workload.duration):,.0f} sessions are expected in "
+                f"{process.expected(workload.duration):.6g} sessions are expected in "
                 f"{workload.duration:g} s: expected at most {MAX_REQUESTS:,}"
             )
         starts = process.until(streams.of("arrivals"), workload.duration)
@@ -305,7 +303,7 @@ def _refuse_too_much(starts: Floats, turns: IntArray) -> None:
         )
     if starts[-1] > MAX_ARRIVAL_S:
         raise TraceError(
-            f"the last session starts after {starts[-1]:,.0f} s: expected at most "
+            f"the last session starts after {starts[-1]:.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; raise the rate, or ask for fewer"
         )
 
@@ -329,7 +327,7 @@ def _sessions_of(each: _Class, starts: Floats, turns: IntArray) -> list[_Session
     arrivals = np.repeat(starts - waited[ends - turns], turns) + waited
     if arrivals.max(initial=0) > MAX_ARRIVAL_S:
         raise TraceError(
-            f"class {each.name}: a turn arrives after {arrivals.max():,.0f} s: expected at most "
+            f"class {each.name}: a turn arrives after {arrivals.max():.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; shorten think_time or the arrivals"
         )
     perturbed = _perturbed(each, arrivals)

@@ -116,6 +116,9 @@ def _output(values: dict[str, Any], suffixes: tuple[str, ...]) -> Path:
         raise ConfigError(f"--output is missing: expected a file to write, -o FILE{suffixes[0]}")
     path = Path(values["output"])
     check_output_file(path, suffixes, "--output")
+    source = Path(values["source"] or "")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise ConfigError(f"--output {plain(str(path))} is what is read: expected another file")
     return path
 
 
