@@ -4,7 +4,8 @@ Each NAME is a folder here with a ``spec.toml``: ``kvsim sweep`` runs it into
 ``kvsim-results/NAME``, where a run that was interrupted goes on. Then ``summary.csv``,
 ``manifest.json`` and the figures of the folder are written: the summary with nine digits and
 without the names of cells, which change with every version; what its times and pools rest on is in
-the manifest. ``--figures`` draws what is there, without a run.
+the manifest. ``--figures`` draws what is there, without a run. Names in `OTHERS` are folders with a
+program of their own.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from PIL import Image
+from pictures import save
 
 from sim.cli import main as kvsim
 from sim.files import write_json
@@ -23,7 +24,7 @@ from sim.plots.curves import draw_curves
 from sim.plots.grids import draw_grid
 from sim.plots.labels import Metric, metric_of
 from sim.plots.results import read_results
-from sim.plots.style import drawing, settle, write
+from sim.plots.style import drawing
 from sim.plots.table import Cells
 from sim.plots.titles import BASELINE, context, put_title
 
@@ -127,6 +128,16 @@ CHARTS = {
 """The figures of each experiment."""
 
 
+def _paper(only_draw: bool) -> None:
+    from paper.paper import main  # noqa: PLC0415  # who draws another folder need not read it
+
+    main(only_draw=only_draw)
+
+
+OTHERS: dict[str, Callable[[bool], None]] = {"paper": _paper}
+"""Folders that make themselves, given whether only to draw."""
+
+
 def run(name: str) -> None:
     """Run the sweep of experiment *name*; write its summary and manifest."""
     output = SWEEPS / name
@@ -171,22 +182,22 @@ def _draw(cells: Cells, chart: Chart, path: Path) -> None:
     for axes in figure.axes if chart.limits else ():
         axes.set_ylim(chart.limits)
         axes.set_title(axes.get_title("left").replace("\n", " "), loc="left")
-    settle(figure)
-    write(figure, path)
-    with Image.open(path) as image:
-        small = image.convert("RGB").quantize()  # 256 colours: a third of the bytes
-    small.save(path, optimize=True)
+    save(figure, path)
 
 
 def main() -> None:
     """Regenerate the experiments named on the command line, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CHARTS))
+    known = [*CHARTS, *OTHERS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--figures", action="store_true", help="only draw")
     given = parser.parse_args()
-    for name in given.names or CHARTS:
-        if name not in CHARTS:
-            parser.error(f"no experiment {name}; expected {', '.join(CHARTS)}")
+    for name in given.names or known:
+        if name not in known:
+            parser.error(f"no experiment {name}; expected {', '.join(known)}")
+        if name in OTHERS:
+            OTHERS[name](given.figures)
+            continue
         if not given.figures:
             run(name)
         draw(name)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from paper.runs import (
     GIB,
     HOST_S,
@@ -20,6 +19,7 @@ from paper.runs import (
     run,
     steps,
 )
+
 from sim.kv_spec import kv_bytes_per_token
 from sim.models import get_model
 from sim.simulation import RunResult
@@ -66,10 +66,8 @@ class Curve(NamedTuple):
     sustained: dict[float, float]
 
 
-def curve(
-    system: str, server: Server, load: Load, start: float, rates: tuple[float, ...] = ()
-) -> Curve:
-    """Answer the curve of *system*, by bisection from *start*, and at *rates* as well.
+def curve(system: str, server: Server, load: Load, start: float) -> Curve:
+    """Answer the curve of *system*, by bisection from *start*.
 
     *load* says lengths, seconds and seed; its rate is not used.
     """
@@ -83,8 +81,6 @@ def curve(
             tried[rate] = normalized_latency(run(load._replace(rate=rate).trace(), settings, rate))
         return tried[rate]
 
-    for rate in rates:
-        latency(rate)
     sustained = {
         level: highest_rate(lambda rate, level=level: latency(rate) <= level, start, TOLERANCE).rate
         for level in LEVELS
@@ -92,9 +88,9 @@ def curve(
     return Curve(dict(sorted(tried.items())), sustained)
 
 
-def shared_prefix(system: str, prefix: int, seed: int) -> Curve:
+def shared_prefix(system: str, prefix: int) -> Curve:
     """Answer the curve of LLaMA-13B on sentences behind one *prefix* of tokens."""
-    return curve(system, LLAMA_13B, Load("translation", 1, 300, seed, prefix), start=8)
+    return curve(system, LLAMA_13B, Load("translation", 1, 200, prefix=prefix), start=8)
 
 
 # ---- Figure 15, parallel sampling
@@ -152,12 +148,12 @@ MAPPED = (
 def tokens_per_group(mapped: Mapped, group: str) -> int:
     """Answer the tokens whose K (or V) of one layer fills a *group* of a worker."""
     model = get_model(mapped.model)
-    per_layer = kv_bytes_per_token(model, tensor_parallel_size=mapped.gpus) // (2 * model.num_hidden_layers)
-    return BLOCK_BYTES[group] // per_layer
+    per_token = kv_bytes_per_token(model, tensor_parallel_size=mapped.gpus)
+    return BLOCK_BYTES[group] * 2 * model.num_hidden_layers // per_token
 
 
 def worst_waste(mapped: Mapped, group: str) -> int:
-    """Answer the bytes, over all workers, that a request of one token more than whole groups wastes.
+    """Answer the bytes, over all workers, that a request wastes whose last group has one token.
 
     From the `paged` allocator with blocks of a group.
     """
