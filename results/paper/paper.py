@@ -59,15 +59,16 @@ WASTE_MB = (4, 15)
 """vAttention's, of a request at worst with groups of 64 KB."""
 
 LOADS = {"ShareGPT, 2 req/s": SHAREGPT, "Alpaca, 30 req/s": ALPACA}
-VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "no host time": ("", {"host": 0.0}),
-    "twice the host time": ("", {"host": 2.0}),
-    "answers cut at 1,024 tokens": ("sharegpt-cut", {}),
-    "skewed prompts": ("sharegpt-skewed", {}),
-    "first fit, no buddies": ("", {"changes": {"placement": "first_fit"}}),
-    "chunked prefill": ("", {"changes": {"enable_chunked_prefill": True}}),
+ORCA = ("Orca (Max)", "Orca (Pow2)", "Orca (Oracle)")
+VARIATIONS: dict[str, tuple[str, dict[str, Any], Sequence[str]]] = {
+    "no host time": ("", {"host": 0.0}, tuple(SYSTEMS)),
+    "twice the host time": ("", {"host": 2.0}, tuple(SYSTEMS)),
+    "answers cut at 1,024 tokens": ("sharegpt-cut", {}, tuple(SYSTEMS)),
+    "skewed prompts": ("sharegpt-skewed", {}, tuple(SYSTEMS)),
+    "first fit, no buddies": ("", {"changes": {"placement": "first_fit"}}, ORCA),
+    "chunked prefill": ("", {"changes": {"enable_chunked_prefill": True}}, ["vLLM"]),
 }
-"""What is changed, one at a time: other lengths, and arguments of `experiments.occupancy`."""
+"""What is changed, one at a time: other lengths, arguments of `experiments.occupancy`, of whom."""
 
 Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -134,8 +135,8 @@ def tasks() -> dict[tuple[Any, ...], Task]:
                 found["occupancy", "", load_name, system, seed] = (
                     experiments.occupancy, (system, load._replace(seed=seed)), {},
                 )  # fmt: skip
-            for change, (lengths, arguments) in VARIATIONS.items():
-                if load is ALPACA and "host" not in arguments:
+            for change, (lengths, arguments, systems) in VARIATIONS.items():
+                if system not in systems or (load is ALPACA and "host" not in arguments):
                     continue
                 changed = load._replace(lengths=lengths or load.lengths)
                 found["occupancy", change, load_name, system, 0] = (
@@ -190,7 +191,7 @@ def figures_2_and_13(runs: Mapping[tuple[Any, ...], Mapping[str, float]]) -> lis
         for state, share in shares.items():
             ours = mean(sharegpt, system, state)
             rows.append(Row("Fig. 2", system, f"{state} (% of slots)", share, ours, "points", 3))
-        if system != "vLLM":
+        if system in ORCA:
             live, reserved = (mean(sharegpt, system, s) for s in ("live", "reserved"))
             published = shares["live"] / (shares["live"] + shares["reserved"])
             name = "live / (live + reserved)"
@@ -212,7 +213,7 @@ def ratios(results: Mapping[tuple[Any, ...], Curve]) -> list[Row]:
             for other, band in FIGURE_12.items():
                 quantity = f"rate of vLLM / rate of {other}, {level} s a token"
                 ours = rates["vLLM"] / rates[other]
-                limit = 0 if level == MAIN_LEVEL and name == "OPT-13B" else None
+                limit = 0 if level == MAIN_LEVEL else None
                 rows.append(Row("Fig. 12", name, quantity, band, ours, "%", limit))
     for prefix, published in FIGURE_16.items():
         for level in LEVELS:
