@@ -128,6 +128,7 @@ def test_what_is_published_is_met() -> None:
         ("Fig. 12", "OPT-175B", "rate of vLLM / rate of Orca (Max), 0.5 s a token"),
         ("Fig. 12", "OPT-175B", "rate of vLLM / rate of Orca (Oracle), 0.5 s a token"),
         ("Fig. 2", "Orca (Pow2)", "external (% of slots)"),
+        ("Fig. 2", "vLLM", "live (% of slots)"),
         ("Fig. 13", "vLLM", f"batched requests, {ALPACA}"),
     }
     assert len(rows) == 13 + 8 + 6 + 2
