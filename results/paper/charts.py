@@ -90,9 +90,9 @@ def _batches(rows: pd.DataFrame) -> Figure:
     loads = list(dict.fromkeys(rows["quantity"]))
     figure, panels = panels_of(len(loads), height=2.4)
     for axes, load in zip(panels, loads, strict=True):
-        mine = rows[rows["quantity"] == load].set_index("variant")
+        mine = rows[rows["quantity"] == load].set_index("variant")[["published", "ours"]]
         for place, system in enumerate(ALLOCATORS):
-            published, ours = (float(mine.loc[system, c]) for c in ("published", "ours"))
+            published, ours = mine.astype(float).loc[system].tolist()
             axes.bar(place - 0.2, published, 0.36, color="white", edgecolor=PAPER, hatch="//")
             axes.bar(place + 0.2, ours, 0.36, color=COLORS[ALLOCATORS[system]])
             for x, value in ((place - 0.2, published), (place + 0.2, ours)):
@@ -100,11 +100,9 @@ def _batches(rows: pd.DataFrame) -> Figure:
         axes.set_xticks(range(len(ALLOCATORS)), [s.replace(" ", "\n") for s in ALLOCATORS])
         axes.set_ylabel("requests batched (mean)")
         name_panel(axes, load.partition(", ")[2])
-    worst = rows.loc[rows["difference"].astype(float).abs().idxmax()]
-    title = (
-        "Batches are as large as the paper's, but for "
-        f"{worst['variant']} on {worst['quantity'].partition(', ')[2]}"
-    )
+    worst = int(rows["difference"].astype(float).abs().argmax())
+    who, load = (str(rows[column].iloc[worst]) for column in ("variant", "quantity"))
+    title = f"Batches are as large as the paper's, but for {who} on {load.partition(', ')[2]}"
     put_title(figure, title, "Figure 13 of the vLLM paper: OPT-13B on an A100 of 40 GB")
     legend_below(
         figure,

@@ -81,11 +81,11 @@ def curve(system: str, server: Server, load: Load, start: float) -> Curve:
             tried[rate] = normalized_latency(run(load._replace(rate=rate).trace(), settings, rate))
         return tried[rate]
 
-    sustained = {
-        level: highest_rate(lambda rate, level=level: latency(rate) <= level, start, TOLERANCE).rate
-        for level in LEVELS
-    }
-    return Curve(dict(sorted(tried.items())), sustained)
+    def sustained(level: float) -> float:
+        return highest_rate(lambda rate: latency(rate) <= level, start, TOLERANCE).rate
+
+    rates = {level: sustained(level) for level in LEVELS}
+    return Curve(dict(sorted(tried.items())), rates)
 
 
 def shared_prefix(system: str, prefix: int) -> Curve:
@@ -159,7 +159,7 @@ def worst_waste(mapped: Mapped, group: str) -> int:
     """
     size = tokens_per_group(mapped, group)
     rows = steps(_in_blocks([size + 1], size, 8192 // size))
-    return round(rows["kv_internal_slots"][0]) * kv_bytes_per_token(get_model(mapped.model))
+    return int(rows["kv_internal_slots"][0]) * kv_bytes_per_token(get_model(mapped.model))
 
 
 def largest_batch(mapped: Mapped, group: str) -> int:

@@ -217,14 +217,14 @@ def ratios(results: Mapping[tuple[Any, ...], Curve]) -> list[Row]:
                 rows.append(Row("Fig. 12", name, quantity, band, ours, "%", limit))
     for prefix, published in FIGURE_16.items():
         for level in LEVELS:
-            ours, other = (
+            paged, oracle = (
                 results["prefix", prefix, system].sustained[level]
                 for system in ("vLLM", "Orca (Oracle)")
             )
             quantity = f"rate of vLLM / rate of Orca (Oracle), {level} s a token"
             limit = 25 if level == MAIN_LEVEL else None
             name = f"prefix of {prefix} tokens"
-            rows.append(Row("Fig. 16", name, quantity, published, ours / other, "%", limit))
+            rows.append(Row("Fig. 16", name, quantity, published, paged / oracle, "%", limit))
     return rows
 
 
