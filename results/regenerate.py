@@ -5,7 +5,7 @@ Each NAME is a folder here with a ``spec.toml``: ``kvsim sweep`` runs it into
 ``manifest.json`` and the figures of the folder are written: the summary with nine digits and
 without the names of cells, which change with every version; what its times and pools rest on is in
 the manifest. ``--figures`` draws what is there, without a run. ``claims`` are the folders of
-`claims`, ``c05`` one of them.
+`claims`, ``c05`` one of them; ``paper`` has a program of its own.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import claims
 from experiment import RESULTS as HERE
 from experiment import run_sweep, save
+from paper import paper
 from sim.plots.curves import draw_curves
 from sim.plots.grids import draw_grid
 from sim.plots.labels import Metric, metric_of
@@ -118,7 +119,7 @@ CHARTS = {
 }
 """The figures of each experiment."""
 
-OTHERS: dict[str, Callable[..., None]] = {"claims": claims.regenerate}
+OTHERS: dict[str, Callable[..., None]] = {"claims": claims.regenerate, "paper": paper.main}
 """What is made otherwise, from the keyword *figures*: whether it is only drawn."""
 
 
