@@ -143,16 +143,25 @@ class Scheduler:
             self._take_samples(output.sampled, finished)
         if len(finished) > 1:
             finished.sort(key=_order)
-        if self.is_async:
-            finished, self._in_flight = self._in_flight, finished
+        finished = self._ended(finished)
         for request in finished:
             request.status = FINISHED
-            if request in self.running:
-                del self.running[request]
-                self._allocator.free(request)
-            else:  # preempted while its last token was on its way
-                self.waiting.remove(request)
+            self._release(request)
         return finished
+
+    def _ended(self, finished: list[Request]) -> list[Request]:
+        """Answer who ends with this update, given who has got its last token."""
+        if self.is_async:
+            finished, self._in_flight = self._in_flight, finished
+        return finished
+
+    def _release(self, request: Request) -> None:
+        """Take seat and memory from *request*, which has got its last token."""
+        if request in self.running:
+            del self.running[request]
+            self._allocator.free(request)
+        else:  # preempted while its last token was on its way
+            self.waiting.remove(request)
 
     def _take_samples(self, sampled: Sequence[Request], finished: list[Request]) -> None:
         """Let requests whose prompt is computed decode; add to *finished* who wants no more."""
@@ -236,10 +245,14 @@ class Scheduler:
             return self._allocator.allocate_slots(request, num_new_tokens) is not None
         return self._runs.serve(request, self.step)
 
+    def _num_seats(self) -> int:
+        """Answer how many may be admitted in this step."""
+        return self._max_num_seqs - len(self.running)
+
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
         """Admit from the head of the queue until one does not fit; nobody passes it."""
         waiting, running, config = self.waiting, self.running, self._config
-        num_seats = self._max_num_seqs - len(running)
+        num_seats = self._num_seats()
         if num_seats <= 0 or budget <= 0:
             return
         if self._refusal.stands(waiting[0], self._runs.generation, budget):
@@ -291,7 +304,7 @@ class Scheduler:
         return bool(
             self.waiting
             and budget > 0
-            and len(self.running) < self._max_num_seqs
+            and self._num_seats() > 0
             and not self._refusal.stands(self.waiting[0], self._runs.generation, budget)
         )
 

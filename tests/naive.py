@@ -6,6 +6,9 @@ every step walks every request. Slow, and short enough to be read beside the rul
 
 Asynchronous scheduling is told as vLLM tells it: a queue of two steps, placeholders for tokens that
 are not known yet, and token lists that grow only when a step's output is taken in.
+
+Static batching, which vLLM does not have, is told from its definition: a list of members, settled
+when the batch opens, and a list of those who are done.
 """
 
 from dataclasses import dataclass, field
@@ -48,6 +51,7 @@ class NaiveConfig:
     per_token: int
     per_context: int
     asynchronous: bool = False
+    static: bool = False
 
 
 @dataclass
@@ -158,6 +162,8 @@ class Naive:
         self.waiting: list[NaiveRequest] = []
         self.running: list[NaiveRequest] = []
         self.steps: list[NaiveStep] = []
+        self.members: list[NaiveRequest] = []
+        self.done: list[NaiveRequest] = []
 
     def run(self) -> list[NaiveStep]:
         now = gpu_is_free = 0
@@ -180,6 +186,8 @@ class Naive:
 
     def schedule(self, start: int) -> tuple[list[NaiveRequest], int]:
         config, pool = self.config, self.pool
+        if not self.running:
+            self.members = self.waiting[: config.max_num_seqs]
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else config.threshold
         budget = config.budget
@@ -188,6 +196,9 @@ class Naive:
         position = 0
         while position < len(self.running) and budget:
             request = self.running[position]
+            if request in self.done:
+                position += 1
+                continue
             known = request.computed + 2 - request.placeholders
             if request.placeholders and known >= len(request.prompt) + request.num_outputs:
                 position += 1
@@ -195,6 +206,12 @@ class Naive:
             n = len(request.tokens) + request.placeholders - request.computed
             n = min(n, budget, threshold or n, config.max_model_len - 1 - request.computed)
             while not pool.allocate(request, n, [], admission=False, others=True):
+                if holders := [done for done in self.done if done in self.running]:
+                    position -= self.running.index(holders[0]) < position
+                    self.running.remove(holders[0])
+                    pool.release(holders[0])
+                    continue
+                self.members = []
                 victim = self.running.pop()
                 pool.release(victim)
                 victim.computed = 0
@@ -215,6 +232,8 @@ class Naive:
         passed: list[NaiveRequest] = []
         while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
             request = self.waiting[0]
+            if config.static and request not in self.members:
+                break
             if request.placeholders:
                 passed.append(self.waiting.pop(0))
                 continue
@@ -227,6 +246,7 @@ class Naive:
             n = min(n, budget)
             others = bool(self.running)
             if not pool.allocate(request, n, hit, admission=True, others=others):
+                self.members = []
                 break
             self.running.append(self.waiting.pop(0))
             request.computed = num_hit
@@ -283,11 +303,16 @@ class Naive:
                 request.steps.append(number)
                 request.times.append(now)
             if request.outputs == request.num_outputs:
-                request.steps.append(number)
-                request.times.append(now)
-                row.finished.append(request.name)
-                if request in self.running:
-                    self.running.remove(request)
-                    self.pool.release(request)
-                else:
-                    self.waiting.remove(request)
+                self.done.append(request)
+        if self.config.static and set(self.running) - set(self.done):
+            return
+        for request in self.done:
+            request.steps.append(number)
+            request.times.append(now)
+            row.finished.append(request.name)
+            if request in self.running:
+                self.running.remove(request)
+                self.pool.release(request)
+            elif request in self.waiting:
+                self.waiting.remove(request)
+        self.done = []
