@@ -14,6 +14,7 @@ import numpy as np
 
 from sim.config import LoadConfig
 from sim.errors import ConfigError
+from sim.refusal import can_be_served
 from sim.request import Request, make_request, make_requests
 from sim.timing.base import TICKS_PER_PS
 from workloads.record import IntArray, Trace
@@ -39,7 +40,7 @@ class Clients(Protocol):
         """Answer the requests that arrive up to *ticks*, those of that instant included."""
 
     def ended(self, requests: Iterable[Request], time_ps: int) -> None:
-        """Take in that *requests* ended, or were refused, at *time_ps*."""
+        """Take in that *requests*, which were served, ended at *time_ps*."""
 
 
 def make_clients(load: LoadConfig, trace: Trace, max_model_len: int) -> Clients:
@@ -131,9 +132,13 @@ class ClosedLoop:
         for request in requests:
             self._room += 1
             self._freed_ps = time_ps
-            for row in self._after.pop(request.index, ()):
-                heapq.heappush(self._ready, (time_ps + int(self._trace.think_ps[row]), row))
+            self._follow(request.index, time_ps)
         self._look()
+
+    def _follow(self, row: int, time_ps: int) -> None:
+        """Let the turns that follow *row*, which ended at *time_ps*, come when they are ready."""
+        for turn in self._after.pop(row, ()):
+            heapq.heappush(self._ready, (time_ps + int(self._trace.think_ps[turn]), turn))
 
     def _send(self, until_ps: int) -> None:
         """Send what is ready by *until_ps*, as far as there is room."""
@@ -143,8 +148,11 @@ class ClosedLoop:
             if arrival_ps > until_ps:
                 break
             heapq.heappop(self._ready)
-            self._room -= 1
             self._sent.append((arrival_ps, row))
+            if can_be_served(int(self._trace.num_prompt_tokens[row]), self._max_model_len):
+                self._room -= 1
+            else:  # refused at once, whenever the engine looks
+                self._follow(row, arrival_ps)
 
     def _look(self) -> None:
         """Find when the next request arrives."""

@@ -24,7 +24,7 @@ from operator import attrgetter
 from sim.allocators.base import Allocator, Taken
 from sim.allocators.runs import decode_runs
 from sim.config import SchedulerConfig
-from sim.refusal import HeadRefusal
+from sim.refusal import HeadRefusal, can_be_served
 from sim.request import Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
 
@@ -76,10 +76,9 @@ class Scheduler:
     def add_request(self, request: Request) -> str | None:
         """Queue *request*; or answer why it can never be served, and leave it out.
 
-        The rule of vLLM's front end (``v1/engine/input_processor.py``): a prompt must leave room
-        for one output token. That the whole sequence fits the pool is checked at start-up.
+        That the whole sequence fits the pool is checked at start-up.
         """
-        if request.num_prompt_tokens >= self._max_model_len:
+        if not can_be_served(request.num_prompt_tokens, self._max_model_len):
             request.status = RequestStatus.FINISHED_IGNORED
             return "prompt_too_long"
         self.waiting.append(request)

@@ -26,7 +26,7 @@ from tests.strategies import (
     make_trace,
     traces,
 )
-from workloads.record import RequestRecord, Trace, build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
 
 
 def _closed(config: RunConfig, *, closed_loop: bool, max_concurrency: int | None) -> RunConfig:
@@ -111,6 +111,19 @@ def test_one_at_a_time_takes_the_sum_of_all() -> None:
     recorder = Simulation(config, trace).run().recorder
     assert recorder.arrival_ps.tolist() == [0, 5 * STEP_PS, 12 * STEP_PS]
     assert recorder.totals.duration_ps == 15 * STEP_PS
+
+
+@pytest.mark.parametrize("single_step", [False, True])
+def test_who_is_refused_takes_no_room(*, single_step: bool) -> None:
+    """It is refused when it arrives, not when the engine next looks."""
+    requests = [(0, 10, 10), (0.005, 4, 1), (0.009, 64, 1), (0.009, 4, 1), (0.0095, 4, 1)]
+    config = make_config(
+        PAGED, max_model_len=64, num_gpu_blocks_override=40, max_num_seqs=1, max_concurrency=3
+    )
+    result = Simulation(config, make_trace(*requests), single_step=single_step).run()
+    assert [row["refused"] for row in requests_of(result)][2] == "prompt_too_long"
+    arrivals = result.recorder.arrival_ps / PS_PER_S
+    assert arrivals.tolist() == [0, 0.005, 0.009, 0.009, 0.01]
 
 
 def test_turns_come_a_think_time_after_the_last() -> None:
