@@ -296,9 +296,10 @@ class CheckedScheduler(Scheduler):
         assert not set(finished) & {*self.running, *self.waiting}
         for request in self.running:
             assert request.num_output_tokens <= request.max_tokens
-        before, self._complete = self._complete, {
-            r for r in self.running if r.num_output_tokens == r.max_tokens
-        }
+        before, self._complete = (
+            self._complete,
+            {r for r in self.running if r.num_output_tokens == r.max_tokens},
+        )
         if self.config.batching == "static":  # all at once
             assert not finished or not self.running
             assert self._complete != set(self.running) or not self.running
