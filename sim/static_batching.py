@@ -1,9 +1,9 @@
 """Static batching: a batch runs until its last member has finished, and nobody joins meanwhile.
 
-As servers did before Orca (Yu et al., OSDI 2022, section 3.1), and the vLLM paper's FasterTransformer
-baseline (section 6.1): the scheduler takes the earliest requests, as many as there are seats and
-memory for, and hands them over as one batch. Answers return together. Members that have finished
-keep seat and memory until then, but lose the memory before a member that still computes is
+As servers did before Orca (Yu et al., OSDI 2022, section 3.1), and the vLLM paper's baseline,
+FasterTransformer (section 6.1): the scheduler takes the earliest requests, as many as there are
+seats and memory for, and hands them over as one batch. Answers return together. Members that have
+finished keep seat and memory until then, but lose the memory before a member that still computes is
 preempted: with reservations, which never preempt, that is FasterTransformer.
 
 Not modelled: padding. A prompt costs its own tokens, and a member that has finished costs no time.

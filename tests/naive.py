@@ -186,8 +186,7 @@ class Naive:
 
     def schedule(self, start: int) -> tuple[list[NaiveRequest], int]:
         config, pool = self.config, self.pool
-        if not self.running:
-            self.members = self.waiting[: config.max_num_seqs]
+        self.members = self.members if self.running else self.waiting[: config.max_num_seqs]
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else config.threshold
         budget = config.budget
@@ -196,11 +195,9 @@ class Naive:
         position = 0
         while position < len(self.running) and budget:
             request = self.running[position]
-            if request in self.done:
-                position += 1
-                continue
             known = request.computed + 2 - request.placeholders
-            if request.placeholders and known >= len(request.prompt) + request.num_outputs:
+            ends = request.placeholders and known >= len(request.prompt) + request.num_outputs
+            if ends or request in self.done:
                 position += 1
                 continue
             n = len(request.tokens) + request.placeholders - request.computed
@@ -230,10 +227,8 @@ class Naive:
         resumed: list[str] = []
         cache = [0, 0, 0, 0]
         passed: list[NaiveRequest] = []
-        while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
+        while not preempted and budget and self.seats_for_head():
             request = self.waiting[0]
-            if config.static and request not in self.members:
-                break
             if request.placeholders:
                 passed.append(self.waiting.pop(0))
                 continue
@@ -276,6 +271,11 @@ class Naive:
         )
         self.steps.append(row)
         return self.advance(scheduled)
+
+    def seats_for_head(self) -> bool:
+        if not self.waiting or (self.config.static and self.waiting[0] not in self.members):
+            return False
+        return len(self.running) < self.config.max_num_seqs
 
     def advance(self, scheduled: list[tuple[NaiveRequest, int]]) -> tuple[list[NaiveRequest], int]:
         config, context = self.config, 0
