@@ -14,14 +14,14 @@ from claims.charts import cells_of
 from sim.plots.bars import draw_slots
 from sim.plots.titles import context, put_title
 
-KINDS = ("reserve-max-buddy", "reserve-pow2-buddy", "reserve-oracle-buddy")
+KINDS = ("max", "pow2", "oracle")
 PAPER = (20.4, 26.8, 38.2)
 BELOW = 40
 OPT, LONG = "facebook/opt-13b", "meta-llama/Llama-3.1-8B"
 
 
 def _live(frame: pd.DataFrame, model: str) -> list[float]:
-    return [float(one(frame, model=model, allocator=kind)["kv_live_pct"]) for kind in KINDS]
+    return [float(one(frame, model=model, reservation=kind)["kv_live_pct"]) for kind in KINDS]
 
 
 def _listed(values: list[float]) -> str:
@@ -66,7 +66,7 @@ CLAIM = Claim(
     draw,
     judge,
     cell={
-        "allocator": "reserve-pow2",
+        "reservation": "pow2",
         "model": LONG,
         "trace": "workload_long.toml",
         "max_model_len": 16384,

@@ -21,7 +21,7 @@ MORE = 1.0
 
 
 def gain(frame: pd.DataFrame, model: str, column: str) -> float:
-    """Answer the % that *column* grows by with every 10 % of pool, from the smallest to the largest."""
+    """Answer the % that *column* grows by with every 10 % of pool, over all of them."""
     rows = frame[frame["model"] == model].set_index(POOL)[column].sort_index()
     return 100 * float((rows.iloc[-1] / rows.iloc[0]) ** (1 / (len(rows) - 1)) - 1)
 
@@ -38,7 +38,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         else f"does not hold of experts: {'the same is' if much else 'little is'} gained without",
         f"+10 % of pool adds {running[MOE]:.1f} % running requests and {tokens[MOE]:.1f} % "
         f"throughput with experts, {running[DENSE]:.1f} and {tokens[DENSE]:.1f} % dense. With "
-        f"experts a GB holds {slots[MOE] / slots[DENSE]:.1f} times the tokens: fewer KV heads and layers",
+        f"experts a GB holds {slots[MOE] / slots[DENSE]:.1f} times the tokens: fewer KV heads",
         "look at KV bytes a token and at what weights leave of the card, not at experts",
     )
 

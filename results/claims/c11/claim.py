@@ -22,7 +22,7 @@ RISKY = 0.95
 
 
 def by_utilization(frame: pd.DataFrame) -> pd.DataFrame:
-    """Answer, for each utilization: runs, those with an overrun, the worst of them, the least room."""
+    """Answer, for each utilization: runs, those with an overrun, the worst, GiB to spare."""
     spare = (frame["activation_room_bytes"] - frame["max_activation_bytes"]) / 2**30
     rows = frame.assign(overrun=frame["steps_overrun_pct"] > 0, spare=spare)
     groups = rows.groupby(SETTING)
@@ -58,7 +58,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
     return Verdict(
         f"holds when utilization is above {safe:g}; a margin of 10 % is more than activation "
         "needs, and percents are the wrong measure"
-        if RISKY <= safe
+        if safe >= RISKY
         else f"holds, from above {safe:g} on",
         f"Runs with steps that overrun: none up to {safe:g}, {first.overrun:.0f} of "
         f"{first.runs:.0f} at {first.name:g}, {table.iloc[-1].overrun:.0f} at "
@@ -80,6 +80,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         left.plot(relative, color=color, marker=marker, label=name)
     left.set_ylabel("running requests (% of first)")
     left.set_ylim(0)
+    left.set_xticks([value for value in requests.index if value != 0.99])
     legend_below(figure, left.get_lines())
     places = range(len(table))
     right.bar(places, table["overrun"], 0.6, color=PALETTE[3])

@@ -52,7 +52,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         f"{seconds(reserve, attention):.0f} → {seconds(paged, attention):.0f} s. {ENOUGH}, same "
         f"load: {enough:.2f} times. Sharing then cuts what is left, computing prompts: "
         f"{seconds(prefix, weights):.0f} s",
-        "paging and sharing; past the batch that weights are spread over, memory buys no throughput",
+        "paging and sharing; where no request waits for memory, more of it buys none",
     )
 
 
@@ -82,8 +82,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     legend_below(figure, bars)
     put_title(
         figure,
-        f"{gain(frame, SHORT):.2f} times the throughput where memory is short: weights are read "
-        f"for more requests at once; {gain(frame, ENOUGH):.2f} where it is not",
+        f"{gain(frame, SHORT):.2f} times the throughput where memory is short, as weights are read "
+        f"less often; {gain(frame, ENOUGH):.2f} where it is not",
         "Llama-3.1-8B, 1,000 chats at 12 requests/s; times fitted, assumed",
     )
     return figure

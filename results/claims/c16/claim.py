@@ -4,9 +4,11 @@ All four pairs: static batching with reservations (FasterTransformer), continuou
 (Orca, with chunks), static with paging (nobody), continuous with paging (vLLM). Gains are of
 output throughput over the first. *Multiply*: the joint gain is the product of the single ones, or
 more. *1 + 1 > 2*: it is more than their sum. Static batching is made too fast here: no padding.
+The paper has vLLM at up to 22 times the load of FasterTransformer (ShareGPT, other models).
 """
 
 from pathlib import PurePath
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,8 +23,7 @@ from sim.plots.titles import put_title
 def gains(frame: pd.DataFrame) -> pd.DataFrame:
     """Answer, a row a trace, times the throughput of static batching with reservations."""
     rows = frame.assign(trace=frame["trace"].map(lambda path: PurePath(path).stem))
-    rows = rows.set_index(["trace", "batching", "allocator"])["output_throughput"]
-    table = rows.unstack(["batching", "allocator"])
+    table = rows.pivot_table("output_throughput", "trace", ["batching", "allocator"], sort=False)
     first = table["static", "reserve-max"]
     answer = pd.DataFrame(
         {
@@ -33,7 +34,7 @@ def gains(frame: pd.DataFrame) -> pd.DataFrame:
     )
     answer["sum"] = answer["continuous"] + answer["paged"] - 1
     answer["product"] = answer["continuous"] * answer["paged"]
-    return answer.loc[list(dict.fromkeys(rows.index.get_level_values("trace")))]
+    return answer
 
 
 def judge(frame: pd.DataFrame) -> Verdict:
@@ -67,30 +68,29 @@ def draw(frame: pd.DataFrame) -> Figure:
     table = gains(frame)
     figure = new_figure(8, 4)
     axes = figure.subplots()
-    looks = {
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
         "continuous": ("continuous batching alone", {"color": PALETTE[0]}),
         "paged": ("paging alone", {"color": PALETTE[1]}),
         "joint": ("both", {"color": PALETTE[2]}),
         "product": ("product of the two", {"facecolor": "white", "edgecolor": "#555555"}),
     }
-    bars = []
     for place, (column, (label, look)) in enumerate(looks.items()):
         at = [x + 0.2 * (place - 1.5) for x in range(len(table))]
         bar = axes.bar(at, table[column], 0.18, label=label, **look)
         axes.bar_label(bar, [f"{value:.1f}" for value in table[column]], fontsize=8, padding=2)
-        bars.append(bar)
     axes.axhline(1, color="#888888", linewidth=1)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(table)), list(table.index))
-    axes.set_ylabel("times the throughput of static, reserve-max")
-    legend_below(figure, bars)
+    axes.set_ylabel("throughput (times)")
+    legend_below(figure, axes.get_legend_handles_labels()[0])
     share = table["joint"] / table["product"]
     put_title(
         figure,
         f"Together they gain {100 * share.min():.0f} to {100 * share.max():.0f} % of the product "
         "of what each gains alone",
-        "Llama-3.1-8B on RTX-4090; 1,000 requests at once; times fitted, assumed",
+        "over static batching with reserve-max; Llama-3.1-8B on RTX-4090, 1,000 requests at once; "
+        "times fitted, assumed",
     )
     return figure
 

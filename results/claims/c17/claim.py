@@ -37,7 +37,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         f"Live % of the pool on 24 and 141 GB: reserve-max {reserve[SMALL]:.0f} and "
         f"{reserve[LARGE]:.0f}, {others} (less where all are served before the pool is full "
         f"again); paging runs {times.min():.1f} to {times.max():.1f} times as many requests",
-        "change the allocator, not the card; small cards lose a little more at the edges",
+        "change the allocator, not the card",
     )
 
 
