@@ -14,6 +14,7 @@ import numpy as np
 
 from sim.config import LoadConfig
 from sim.errors import ConfigError
+from sim.refusal import can_be_served
 from sim.request import Request, make_request, make_requests
 from sim.timing.base import TICKS_PER_PS
 from workloads.errors import TraceError, quote
@@ -101,7 +102,6 @@ class ClosedLoop:
         self, trace: Trace, max_model_len: int, *, sessions: bool, max_concurrency: int | None
     ) -> None:
         self._trace, self._max_model_len = trace, max_model_len
-        self._refused = trace.num_prompt_tokens >= max_model_len
         self._after: dict[int, list[int]] = {}
         waits = np.zeros(len(trace), dtype=bool)
         if sessions:
@@ -157,10 +157,10 @@ class ClosedLoop:
                 break
             heapq.heappop(self._ready)
             self._sent.append((arrival_ps, row))
-            if self._refused[row]:  # at once, so that it takes nobody's room
-                self._let_follow(row, arrival_ps)
-            else:
+            if can_be_served(int(self._trace.num_prompt_tokens[row]), self._max_model_len):
                 self._room -= 1
+            else:  # refused at once, so that it takes nobody's room
+                self._let_follow(row, arrival_ps)
 
     def _look(self) -> None:
         """Find when the next request arrives."""

@@ -246,6 +246,13 @@ class SchedulerConfig(_Concern, frozen=True):
             "in real deployments."
         ),
     ] = False
+    batching: Annotated[
+        Literal["continuous", "static"],
+        Meta(
+            description="Who joins and leaves: anybody after any step, or a whole batch, which "
+            "runs until its last member has finished (kvsim only)."
+        ),
+    ] = "continuous"
 
 
 class TimingConfig(_Concern, frozen=True):

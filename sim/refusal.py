@@ -1,6 +1,14 @@
-"""Why the head of the waiting queue stays where it is."""
+"""Why a request cannot be served at all, or the head of the queue stays where it is."""
 
 from sim.request import Request
+
+
+def can_be_served(num_prompt_tokens: int, max_model_len: int) -> bool:
+    """Answer whether a prompt leaves room for one output token.
+
+    The rule of vLLM 0.33.0's front end (``v1/engine/input_processor.py``).
+    """
+    return num_prompt_tokens < max_model_len
 
 
 class HeadRefusal:

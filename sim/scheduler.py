@@ -24,7 +24,7 @@ from operator import attrgetter
 from sim.allocators.base import Allocator, Taken
 from sim.allocators.runs import decode_runs
 from sim.config import SchedulerConfig
-from sim.refusal import HeadRefusal
+from sim.refusal import HeadRefusal, can_be_served
 from sim.request import Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
 
@@ -76,10 +76,9 @@ class Scheduler:
     def add_request(self, request: Request) -> str | None:
         """Queue *request*; or answer why it can never be served, and leave it out.
 
-        The rule of vLLM's front end (``v1/engine/input_processor.py``): a prompt must leave room
-        for one output token. That the whole sequence fits the pool is checked at start-up.
+        That the whole sequence fits the pool is checked at start-up.
         """
-        if request.num_prompt_tokens >= self._max_model_len:
+        if not can_be_served(request.num_prompt_tokens, self._max_model_len):
             request.status = RequestStatus.FINISHED_IGNORED
             return "prompt_too_long"
         self.waiting.append(request)
@@ -143,16 +142,25 @@ class Scheduler:
             self._take_samples(output.sampled, finished)
         if len(finished) > 1:
             finished.sort(key=_order)
-        if self.is_async:
-            finished, self._in_flight = self._in_flight, finished
+        finished = self._ended(finished)
         for request in finished:
             request.status = FINISHED
-            if request in self.running:
-                del self.running[request]
-                self._allocator.free(request)
-            else:  # preempted while its last token was on its way
-                self.waiting.remove(request)
+            self._release(request)
         return finished
+
+    def _ended(self, finished: list[Request]) -> list[Request]:
+        """Answer who ends with this update, given who has got its last token."""
+        if self.is_async:
+            finished, self._in_flight = self._in_flight, finished
+        return finished
+
+    def _release(self, request: Request) -> None:
+        """Take seat and memory from *request*, which has got its last token."""
+        if request in self.running:
+            del self.running[request]
+            self._allocator.free(request)
+        else:  # preempted while its last token was on its way
+            self.waiting.remove(request)
 
     def _take_samples(self, sampled: Sequence[Request], finished: list[Request]) -> None:
         """Let requests whose prompt is computed decode; add to *finished* who wants no more."""
@@ -236,10 +244,14 @@ class Scheduler:
             return self._allocator.allocate_slots(request, num_new_tokens) is not None
         return self._runs.serve(request, self.step)
 
+    def _num_seats(self) -> int:
+        """Answer how many may be admitted in this step."""
+        return self._max_num_seqs - len(self.running)
+
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
         """Admit from the head of the queue until one does not fit; nobody passes it."""
         waiting, running, config = self.waiting, self.running, self._config
-        num_seats = self._max_num_seqs - len(running)
+        num_seats = self._num_seats()
         if num_seats <= 0 or budget <= 0:
             return
         if self._refusal.stands(waiting[0], self._runs.generation, budget):
@@ -291,7 +303,7 @@ class Scheduler:
         return bool(
             self.waiting
             and budget > 0
-            and len(self.running) < self._max_num_seqs
+            and self._num_seats() > 0
             and not self._refusal.stands(self.waiting[0], self._runs.generation, budget)
         )
 

@@ -184,6 +184,11 @@ def resolve(
     if cache.allocator == "contiguous" and not scheduler.scheduler_reserve_full_isl:
         where = given["scheduler_reserve_full_isl"].where
         notes.append(f"{where} has no effect: a contiguous reservation covers the whole sequence")
+    if scheduler.batching == "static" and scheduler.async_scheduling:
+        raise ConfigError(
+            f"{given['batching'].shown} contradicts {given['async_scheduling'].shown}: "
+            "leave one of them out"
+        )
     timing = TimingConfig(**concern("timing"))
     load = LoadConfig(**concern("load"))
     if load.goodput is not None:

@@ -20,6 +20,7 @@ from sim.models import model_of
 from sim.pool_sizing import pool_of
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
+from sim.static_batching import StaticScheduler
 from sim.timing import CONTIGUOUS, Deployment, make_step_time
 from sim.timing.base import StepTimeModel
 from workloads.collector import few_collections
@@ -106,7 +107,8 @@ class Simulation:
             async_scheduling=scheduler.async_scheduling,
             arrival_ps=self._clients.arrival_ps,
         )
-        self._scheduler = Scheduler(scheduler, model.max_model_len, self.allocator)
+        kind = StaticScheduler if scheduler.batching == "static" else Scheduler
+        self._scheduler = kind(scheduler, model.max_model_len, self.allocator)
         self._save_steps = save_steps
         # Block tables are those of each step, which a run of steps would hide.
         self._single_step = single_step or save_block_tables

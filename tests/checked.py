@@ -18,6 +18,7 @@ from sim.result_tables import request_table, step_table
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.simulation import RunResult, Simulation
+from sim.static_batching import StaticScheduler
 from workloads.record import Trace
 
 Row = dict[str, Any]
@@ -262,11 +263,14 @@ class CheckedScheduler(Scheduler):
         self.num_recomputed = 0
         self._computed_once: Counter[Request] = Counter()
         self._complete: set[Request] = set()  # have all their tokens, and hold memory
+        self._members: list[Request] = []  # of a static batch
         CheckedScheduler.runs.append(self)
 
     def schedule(self, max_steps: Callable[[int], int] | None = None) -> SchedulerOutput:
         self.checking.calls.clear()
         running, waiting = list(self.running), list(self.waiting)
+        if not running:
+            self._members = waiting[: self.config.max_num_seqs]
         computed = {request: request.num_computed_tokens for request in running}
         self.checking.check_integrity()
         output = super().schedule(max_steps)
@@ -292,10 +296,16 @@ class CheckedScheduler(Scheduler):
         assert not set(finished) & {*self.running, *self.waiting}
         for request in self.running:
             assert request.num_output_tokens <= request.max_tokens
-        # Asynchronously, for one step.
-        assert self._complete <= set(finished)
-        self._complete = {r for r in self.running if r.num_output_tokens == r.max_tokens}
-        assert self.config.async_scheduling or not self._complete
+        before, self._complete = (
+            self._complete,
+            {r for r in self.running if r.num_output_tokens == r.max_tokens},
+        )
+        if self.config.batching == "static":  # all at once
+            assert not finished or not self.running
+            assert self._complete != set(self.running) or not self.running
+        else:  # asynchronously, for one step
+            assert before <= set(finished)
+            assert self.config.async_scheduling or not self._complete
         return finished
 
     def _check_limits(self, output: SchedulerOutput, scheduled: Scheduled) -> None:
@@ -325,6 +335,9 @@ class CheckedScheduler(Scheduler):
     def _check_preemptions(self, output: SchedulerOutput, running: list[Request]) -> None:
         """The latest admitted go first, and nobody comes in instead."""
         victims = output.preempted
+        if self.config.batching == "static":
+            running = [request for request in running if request not in self._complete]
+            assert not victims or not self._complete & set(self.running), "memory of no use"
         assert victims == running[: -len(victims) - 1 : -1]
         for request in victims:
             assert request.status is RequestStatus.PREEMPTED
@@ -347,6 +360,12 @@ class CheckedScheduler(Scheduler):
         assert came == waiting[: len(came)], "nobody passes the head of the queue"
         there = self.running or self.waiting
         assert scheduled or not there or self._complete, "a step without work"
+        if self.config.batching == "static":
+            assert set(came) <= set(self._members), "nobody joins a batch"
+            if output.preempted or output.num_refusals:
+                self._members = []
+            if not self.waiting or self.waiting[0] not in self._members:
+                return
         if output.preempted or not self.waiting or len(self.running) == self.config.max_num_seqs:
             return
         budget = self.config.max_num_batched_tokens
@@ -381,6 +400,10 @@ class CheckedScheduler(Scheduler):
         self.num_recomputed += recomputed
 
 
+class CheckedStaticScheduler(CheckedScheduler, StaticScheduler):
+    """Checks the decisions of static batching."""
+
+
 def replay(
     config: RunConfig, trace: Trace, *, on_step: Callable[[], None] | None = None
 ) -> RunResult:
@@ -395,6 +418,7 @@ def replay(
     with (
         mock.patch.dict(ALLOCATORS, {name: checking}),
         mock.patch("sim.simulation.Scheduler", CheckedScheduler),
+        mock.patch("sim.simulation.StaticScheduler", CheckedStaticScheduler),
     ):
         result = Simulation(config, trace, save_steps=True).run(on_step)
     (scheduler,) = CheckedScheduler.runs

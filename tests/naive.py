@@ -6,6 +6,9 @@ every step walks every request. Slow, and short enough to be read beside the rul
 
 Asynchronous scheduling is told as vLLM tells it: a queue of two steps, placeholders for tokens that
 are not known yet, and token lists that grow only when a step's output is taken in.
+
+Static batching, which vLLM does not have, is told from its definition: a list of members, settled
+when the batch opens, and a list of those who are done.
 """
 
 from dataclasses import dataclass, field
@@ -48,6 +51,7 @@ class NaiveConfig:
     per_token: int
     per_context: int
     asynchronous: bool = False
+    static: bool = False
 
 
 @dataclass
@@ -158,6 +162,8 @@ class Naive:
         self.waiting: list[NaiveRequest] = []
         self.running: list[NaiveRequest] = []
         self.steps: list[NaiveStep] = []
+        self.members: list[NaiveRequest] = []
+        self.done: list[NaiveRequest] = []
 
     def run(self) -> list[NaiveStep]:
         now = gpu_is_free = 0
@@ -180,6 +186,7 @@ class Naive:
 
     def schedule(self, start: int) -> tuple[list[NaiveRequest], int]:
         config, pool = self.config, self.pool
+        self.members = self.members if self.running else self.waiting[: config.max_num_seqs]
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else config.threshold
         budget = config.budget
@@ -189,12 +196,19 @@ class Naive:
         while position < len(self.running) and budget:
             request = self.running[position]
             known = request.computed + 2 - request.placeholders
-            if request.placeholders and known >= len(request.prompt) + request.num_outputs:
+            ends = request.placeholders and known >= len(request.prompt) + request.num_outputs
+            if ends or request in self.done:
                 position += 1
                 continue
             n = len(request.tokens) + request.placeholders - request.computed
             n = min(n, budget, threshold or n, config.max_model_len - 1 - request.computed)
             while not pool.allocate(request, n, [], admission=False, others=True):
+                if holders := [done for done in self.done if done in self.running]:
+                    position -= self.running.index(holders[0]) < position
+                    self.running.remove(holders[0])
+                    pool.release(holders[0])
+                    continue
+                self.members = []
                 victim = self.running.pop()
                 pool.release(victim)
                 victim.computed = 0
@@ -213,7 +227,7 @@ class Naive:
         resumed: list[str] = []
         cache = [0, 0, 0, 0]
         passed: list[NaiveRequest] = []
-        while not preempted and self.waiting and budget and len(self.running) < config.max_num_seqs:
+        while not preempted and budget and self.seats_for_head():
             request = self.waiting[0]
             if request.placeholders:
                 passed.append(self.waiting.pop(0))
@@ -227,6 +241,7 @@ class Naive:
             n = min(n, budget)
             others = bool(self.running)
             if not pool.allocate(request, n, hit, admission=True, others=others):
+                self.members = []
                 break
             self.running.append(self.waiting.pop(0))
             request.computed = num_hit
@@ -257,6 +272,11 @@ class Naive:
         self.steps.append(row)
         return self.advance(scheduled)
 
+    def seats_for_head(self) -> bool:
+        if not self.waiting or (self.config.static and self.waiting[0] not in self.members):
+            return False
+        return len(self.running) < self.config.max_num_seqs
+
     def advance(self, scheduled: list[tuple[NaiveRequest, int]]) -> tuple[list[NaiveRequest], int]:
         config, context = self.config, 0
         samples: list[NaiveRequest] = []
@@ -283,11 +303,16 @@ class Naive:
                 request.steps.append(number)
                 request.times.append(now)
             if request.outputs == request.num_outputs:
-                request.steps.append(number)
-                request.times.append(now)
-                row.finished.append(request.name)
-                if request in self.running:
-                    self.running.remove(request)
-                    self.pool.release(request)
-                else:
-                    self.waiting.remove(request)
+                self.done.append(request)
+        if self.config.static and set(self.running) - set(self.done):
+            return
+        for request in self.done:
+            request.steps.append(number)
+            request.times.append(now)
+            row.finished.append(request.name)
+            if request in self.running:
+                self.running.remove(request)
+                self.pool.release(request)
+            elif request in self.waiting:
+                self.waiting.remove(request)
+        self.done = []

@@ -166,6 +166,7 @@ def scheduler_settings(draw: st.DrawFn, max_model_len: int) -> dict[str, Any]:
     max_num_seqs = draw(st.integers(1, 8))
     chunked = draw(st.booleans())
     least = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
+    batching = draw(st.sampled_from(["continuous", "continuous", "static"]))
     return {
         "max_num_seqs": max_num_seqs,
         "enable_chunked_prefill": chunked,
@@ -173,7 +174,8 @@ def scheduler_settings(draw: st.DrawFn, max_model_len: int) -> dict[str, Any]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 7, 20])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3])),
-        "async_scheduling": draw(st.booleans()),
+        "async_scheduling": batching == "continuous" and draw(st.booleans()),
+        "batching": batching,
     }
 
 

@@ -81,6 +81,7 @@ def _naive(config: RunConfig, records: list[RequestRecord]) -> Naive:
             per_token=PER_TOKEN,
             per_context=PER_CONTEXT,
             asynchronous=scheduler.async_scheduling,
+            static=scheduler.batching == "static",
         ),
         [
             NaiveRequest(

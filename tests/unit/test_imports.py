@@ -21,7 +21,7 @@ LAYERS = (
     ("kv_spec", "memory", "stages", "kv_pool", "pool_sizing", "timing"),
     ("allocators", "totals"),
     ("scheduler_output", "options", "refusal", "modelled", "overrun"),
-    ("scheduler",),
+    ("scheduler", "static_batching"),
     ("settings",),
     ("metrics", "capacity", "clients", "reconcile", "arrivals"),
     ("engine",),

@@ -351,6 +351,12 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
         Effect(f"{POOL} --allocator reserve-max", "", "--async-scheduling", ("steps",)),
         Effect(POOL, "--async-scheduling", "--no-async-scheduling", ("steps", "duration")),
     ],
+    "batching": [
+        Effect(POOL, "", "--batching static", ("steps", "requests", "duration")),
+        Effect(f"{POOL} --allocator reserve-max", "", "--batching static", ("steps",)),
+        Refused("--batching dynamic", 2, "--batching: unknown value"),
+        Refused("--batching static --async-scheduling", 2, "contradicts --async-scheduling"),
+    ],
     "step_time": [
         Effect(POOL, "", "--step-time constant:0.5", ("steps", "duration", "timing")),
         Effect(POOL, "", "--step-time linear:0.5,0.001,0", ("steps", "timing")),
