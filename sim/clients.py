@@ -39,7 +39,7 @@ class Clients(Protocol):
         """Answer the requests that arrive up to *ticks*, those of that instant included."""
 
     def ended(self, requests: Iterable[Request], time_ps: int) -> None:
-        """Take in that *requests* ended, or were refused, at *time_ps*."""
+        """Take in that *requests* ended at *time_ps*; who is refused, they know themselves."""
 
 
 def make_clients(load: LoadConfig, trace: Trace, max_model_len: int) -> Clients:
@@ -100,6 +100,7 @@ class ClosedLoop:
         self, trace: Trace, max_model_len: int, *, sessions: bool, max_concurrency: int | None
     ) -> None:
         self._trace, self._max_model_len = trace, max_model_len
+        self._refused = trace.num_prompt_tokens >= max_model_len
         self._after: dict[int, list[int]] = {}
         waits = np.zeros(len(trace), dtype=bool)
         if sessions:
@@ -131,9 +132,13 @@ class ClosedLoop:
         for request in requests:
             self._room += 1
             self._freed_ps = time_ps
-            for row in self._after.pop(request.index, ()):
-                heapq.heappush(self._ready, (time_ps + int(self._trace.think_ps[row]), row))
+            self._let_follow(request.index, time_ps)
         self._look()
+
+    def _let_follow(self, row: int, time_ps: int) -> None:
+        """Let the turns after *row*, which ended at *time_ps*, come after their think times."""
+        for turn in self._after.pop(row, ()):
+            heapq.heappush(self._ready, (time_ps + int(self._trace.think_ps[turn]), turn))
 
     def _send(self, until_ps: int) -> None:
         """Send what is ready by *until_ps*, as far as there is room."""
@@ -143,8 +148,11 @@ class ClosedLoop:
             if arrival_ps > until_ps:
                 break
             heapq.heappop(self._ready)
-            self._room -= 1
             self._sent.append((arrival_ps, row))
+            if self._refused[row]:  # at once, so that it takes nobody's room
+                self._let_follow(row, arrival_ps)
+            else:
+                self._room -= 1
 
     def _look(self) -> None:
         """Find when the next request arrives."""

@@ -100,13 +100,10 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         """Queue the requests that are due, those of this very instant included."""
-        clients = self._clients
-        while clients.next_arrival <= self._call:  # who is refused may be followed by another
-            for request in clients.due(self._call):
-                reason = self._scheduler.add_request(request)
-                if reason is not None:
-                    self._recorder.on_refused(request, reason)
-                    clients.ended((request,), request.arrival_ps)
+        for request in self._clients.due(self._call):
+            reason = self._scheduler.add_request(request)
+            if reason is not None:
+                self._recorder.on_refused(request, reason)
 
     def _step(self, max_steps: Callable[[int], int] | None) -> bool:
         """Run a step or a run of steps; answer whether the engine is idle after it."""

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from sim.config import RunConfig
 from sim.errors import ConfigError
 from sim.request import UNSET
-from sim.result_tables import expand, step_table
 from sim.simulation import RunResult, Simulation
-from sim.totals import COUNTS
 from tests.checked import requests_of, steps_of
-from tests.conformance.test_relations import random_runs
+from tests.conformance.test_relations import assert_same_run, random_runs
 from tests.strategies import (
     PAGED,
     STEP_PS,
@@ -53,13 +51,7 @@ def closed_runs(draw: st.DrawFn, variant: Variant) -> tuple[RunConfig, Trace]:
 def test_runs_of_steps_are_single_steps(variant: Variant, data: st.DataObject) -> None:
     config, trace = data.draw(closed_runs(variant))
     runs, steps = (Simulation(config, trace, single_step=single).run() for single in (False, True))
-    assert requests_of(runs) == requests_of(steps)
-    expected = expand(step_table(steps.recorder)).to_pydict()
-    for name, column in expand(step_table(runs.recorder)).to_pydict().items():
-        assert column == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
-    got, want = runs.recorder.totals, steps.recorder.totals
-    for name in (*COUNTS, "num_steps", "duration_ps", "waiting_time", "max_held_slots"):
-        assert getattr(got, name) == getattr(want, name), name
+    assert_same_run(runs, steps)
 
 
 def _ends(result: RunResult) -> list[int]:
@@ -111,6 +103,18 @@ def test_one_at_a_time_takes_the_sum_of_all() -> None:
     recorder = Simulation(config, trace).run().recorder
     assert recorder.arrival_ps.tolist() == [0, 5 * STEP_PS, 12 * STEP_PS]
     assert recorder.totals.duration_ps == 15 * STEP_PS
+
+
+def test_who_is_refused_takes_nobodys_room() -> None:
+    """It is sent when there is room, and the next one with it, also in the middle of a run."""
+    trace = make_trace((0, 10, 5), (0.002, 64, 9), (0.002, 10, 7))
+    config = make_config(
+        PAGED, max_model_len=64, num_gpu_blocks_override=40, max_num_seqs=1, max_concurrency=2
+    )
+    for single_step in (False, True):
+        recorder = Simulation(config, trace, single_step=single_step).run().recorder
+        assert recorder.arrival_ps.tolist() == [0, 2 * STEP_PS, 2 * STEP_PS]
+        assert recorder.request_columns()["finish_ps"][1] == UNSET
 
 
 def test_turns_come_a_think_time_after_the_last() -> None:

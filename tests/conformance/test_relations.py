@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sim.config import RunConfig
 from sim.result_tables import expand, step_table
-from sim.simulation import Simulation
+from sim.simulation import RunResult, Simulation
 from sim.totals import COUNTS
 from tests.checked import Row, plain_run, replay, requests_of, steps_of
 from tests.strategies import (
@@ -64,13 +64,8 @@ def test_prefix_sharing_without_anything_to_share_is_paging(data: st.DataObject)
         assert paged["kv_free_slots"] == shared["kv_cached_slots"] + shared["kv_free_slots"]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
-@settings(random_runs, max_examples=25)
-@given(data=st.data())
-def test_runs_of_steps_are_single_steps(variant: Variant, data: st.DataObject) -> None:
-    """Decided several at a time or one by one: the same steps, requests, counts and averages."""
-    config, trace = data.draw(configs(variant)), data.draw(traces())
-    runs, steps = (Simulation(config, trace, single_step=single).run() for single in (False, True))
+def assert_same_run(runs: RunResult, steps: RunResult) -> None:
+    """Hold a run decided in runs of steps to the same one, decided step by step."""
     assert requests_of(runs) == requests_of(steps)
     expected = expand(step_table(steps.recorder)).to_pydict()
     for name, column in expand(step_table(runs.recorder)).to_pydict().items():
@@ -86,6 +81,16 @@ def test_runs_of_steps_are_single_steps(variant: Variant, data: st.DataObject) -
     assert got.inter_token.count == sum(row["num_output_tokens"] - 1 for row in served)
     decoding = sum(row["finish_time"] - row["first_token_time"] for row in served) * PS_PER_S
     assert got.inter_token.mean_ps * got.inter_token.count == pytest.approx(decoding, rel=1e-9)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
+@settings(random_runs, max_examples=25)
+@given(data=st.data())
+def test_runs_of_steps_are_single_steps(variant: Variant, data: st.DataObject) -> None:
+    """Decided several at a time or one by one: the same steps, requests, counts and averages."""
+    config, trace = data.draw(configs(variant)), data.draw(traces())
+    runs, steps = (Simulation(config, trace, single_step=single).run() for single in (False, True))
+    assert_same_run(runs, steps)
 
 
 @random_runs
