@@ -1,0 +1,357 @@
+"""The remedy ladder: what to change, in which order, when a deployment does not carry its load.
+
+Each remedy is run on top of those that were kept before it, cheap ones first: prefix sharing,
+utilization, the type of the KV cache, max_model_len, max_num_seqs, the type of the weights, more
+cards. What a remedy is worth depends on what came before it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sim.config import RunConfig
+from sim.errors import CapacityError, ConfigError
+from sim.hardware import get_gpu
+from sim.memory import activation_bytes
+from sim.models import model_of
+from sim.overrun import StepSizes
+from sim.pool_sizing import engine_of, pool_of
+from sim.report import Summary
+from sim.settings import KERNEL_BLOCK_SIZE
+from sim.what_if import Outcome, Ran, Simulate, changed, ran
+from workloads.record import Trace
+
+MOST_UTILIZATION = 0.95
+"""Beyond it nothing is left for what no accounting knows: a neighbour, fragmentation of torch's
+allocator, graphs larger than their estimate."""
+
+MOST_CARDS = 8
+"""Of one machine."""
+
+LEAST_GAIN = 0.01
+"""Of throughput, as a factor, or of SLO attainment, in points: less is not told from noise."""
+
+GOAL = 0.99
+"""Share of requests that meet the SLOs beyond which no more cards are tried (as in ``[find]``)."""
+
+OVERLOADED = 0.5
+"""Share below which who meets the SLOs is a matter of luck in the queue, and throughput tells."""
+
+RULE = (
+    f"a step is kept if {LEAST_GAIN:.0%} more of all requests meet the SLOs (--goodput) or, where "
+    f"as many do or fewer than half either way, if output throughput at the offered load is "
+    f"{LEAST_GAIN:.0%} higher; more cards until {GOAL:.0%} meet the SLOs or, without SLOs, while "
+    "tokens get no dearer"
+)
+"""When a step is kept, in words."""
+
+LOSSY = ("quantized weights", "fp8 KV cache")
+"""Remedies that cost quality: at the end it is tried whether the others do without them."""
+
+
+class Setup(NamedTuple):
+    """A deployment that was tried.
+
+    Attributes:
+        config: of each of *replicas* engines.
+        run: what came of it; None if it cannot be done.
+        refusal: why not; empty if it can.
+    """
+
+    config: RunConfig
+    replicas: int
+    run: Ran | None
+    refusal: str
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The figures, if it can be done."""
+        return None if self.run is None else self.run.outcome
+
+    @property
+    def cards(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.config.model.tensor_parallel_size
+
+
+class Step(NamedTuple):
+    """A step of the ladder.
+
+    Attributes:
+        name: the remedy.
+        changes: settings that it changes, by name, those of the best of what was tried.
+        replicas: engines with it.
+        verdict: ``start``, ``kept``, ``no gain``, ``worse``, ``cannot`` or ``not tried``.
+        why: of all verdicts but ``start`` and ``kept``; what else was tried for it.
+        outcome: with all steps kept before; None if there was no run.
+        before: of those alone; None of the first, and where that cannot be done.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    replicas: int
+    verdict: str
+    why: str
+    outcome: Outcome | None
+    before: Outcome | None
+
+
+class Advice(NamedTuple):
+    """What came of the whole ladder.
+
+    Attributes:
+        steps: in the order in which they were tried, the start first.
+        final: with all that was kept.
+        changes: settings that differ from the start, by name.
+        summary: of the final run, one replica's; None if nothing that was tried can be done.
+    """
+
+    steps: tuple[Step, ...]
+    final: Setup
+    changes: dict[str, Any]
+    summary: Summary | None
+
+
+class _Try(NamedTuple):
+    """A change that may help."""
+
+    changes: dict[str, Any]
+    replicas: int = 1
+
+
+class Nothing(NamedTuple):
+    """There is nothing to try, and why."""
+
+    why: str
+    verdict: str = "not tried"
+
+
+Candidates = Callable[[Setup, Trace], "list[_Try] | Nothing"]
+
+
+def advise(config: RunConfig, trace: Trace, simulate: Simulate) -> Advice:
+    """Climb the ladder from *config* on *trace*, as recorded; *simulate* runs.
+
+    Raises:
+        ConfigError, TraceError: *config* cannot be used, other than for want of memory.
+    """
+    ladder = _Ladder(config, trace, simulate)
+    for name, candidates in REMEDIES.items():
+        ladder.climb(name, candidates)
+    while ladder.climb("more cards", _more_cards):
+        pass
+    for name in LOSSY:
+        ladder.do_without(name)
+    return ladder.advice()
+
+
+class _Ladder:
+    """What was kept so far, and every step."""
+
+    def __init__(self, config: RunConfig, trace: Trace, simulate: Simulate) -> None:
+        self._trace, self._simulate = trace, simulate
+        self._start = config
+        self._kept: dict[str, dict[str, Any]] = {}
+        try:
+            self._now = Setup(config, 1, ran(config, trace, simulate=simulate), "")
+        except CapacityError as error:
+            self._now = Setup(config, 1, None, str(error))
+        verdict = "start" if self._now.run else "cannot"
+        start = Step("as given", {}, 1, verdict, self._now.refusal, self._now.outcome, None)
+        self._steps = [start]
+
+    def climb(self, name: str, candidates: Candidates) -> bool:
+        """Try a remedy; keep the best of its candidates if it helps, and answer whether it did."""
+        found = candidates(self._now, self._trace)
+        before = self._now.outcome
+        if isinstance(found, Nothing):
+            step = Step(name, {}, self._now.replicas, found.verdict, found.why, None, before)
+            self._steps.append(step)
+            return False
+        tried = [(each, self._tried(each)) for each in found]
+        running = [(each, setup) for each, setup in tried if setup.run is not None]
+        if not running:
+            each, setup = tried[0]
+            self._note(name, each, "cannot", setup.refusal, None)
+            return False
+        each, setup = running[0]
+        for other in running[1:]:
+            if _helps(setup, other[1]):
+                each, setup = other
+        verdict = _verdict(self._now, setup)
+        others = ", ".join(_shown(other) for other, _ in tried if other is not each)
+        self._note(name, each, verdict, f"also tried: {others}" if others else "", setup.outcome)
+        if verdict == "kept":
+            self._kept[name] = self._kept.get(name, {}) | each.changes
+            self._now = setup
+        return verdict == "kept"
+
+    def do_without(self, name: str) -> None:
+        """Take back remedy *name*, if others came after it and it is no help any more."""
+        if name not in self._kept or name == list(self._kept)[-1]:
+            return
+        start = self._start.flat()
+        each = _Try({key: start[key] for key in self._kept[name]}, self._now.replicas)
+        setup = self._tried(each)
+        needed = setup.run is None or _helps(setup, self._now)
+        why = setup.refusal or ("it still helps" if needed else "it is no help any more")
+        self._note(f"no {name}", each, "worse" if needed else "kept", why, setup.outcome)
+        if not needed:
+            del self._kept[name]
+            self._now = setup
+
+    def _note(self, name: str, each: _Try, verdict: str, why: str, outcome: Outcome | None) -> None:
+        step = Step(name, each.changes, each.replicas, verdict, why, outcome, self._now.outcome)
+        self._steps.append(step)
+
+    def _tried(self, each: _Try) -> Setup:
+        config = self._now.config
+        try:
+            config = changed(config, each.changes)
+            run = ran(config, self._trace, replicas=each.replicas, simulate=self._simulate)
+        except CapacityError as error:
+            why = str(error) if self._now.run else "it does not start with it either"
+            return Setup(config, each.replicas, None, why)
+        except ConfigError as error:
+            return Setup(config, each.replicas, None, str(error))
+        return Setup(config, each.replicas, run, "")
+
+    def advice(self) -> Advice:
+        """Answer all that was tried."""
+        now = self._now
+        summary = None if now.run is None else now.run.summary
+        changes = {key: value for kept in self._kept.values() for key, value in kept.items()}
+        return Advice(tuple(self._steps), now, changes, summary)
+
+
+def _shown(each: _Try) -> str:
+    words = [f"{name} {value}" for name, value in each.changes.items()]
+    return ", ".join([*words, *([f"{each.replicas} replicas"] if each.replicas > 1 else [])])
+
+
+def _verdict(before: Setup, after: Setup) -> str:
+    """Answer whether to keep *after*, which runs."""
+    if _helps(before, after):
+        return "kept"
+    return "worse" if _helps(after, before) else "no gain"
+
+
+def _helps(before: Setup, after: Setup) -> bool:
+    """Whether *after* carries the load better than *before*, by `RULE`."""
+    old, new = before.outcome, after.outcome
+    if new is None or old is None:
+        return new is not None
+    met, meets = old.slo_attainment or 0, new.slo_attainment or 0
+    if max(met, meets) >= OVERLOADED and abs(meets - met) >= LEAST_GAIN - 1e-12:
+        return meets > met
+    old_rate, new_rate = old.output_throughput or 0, new.output_throughput or 0
+    needed = 1 + LEAST_GAIN
+    if after.cards > before.cards and new.slo_attainment is None:
+        # Nothing but the price says how many cards are enough.
+        needed = after.cards / before.cards * (1 - LEAST_GAIN)
+    return new_rate >= needed * old_rate and new_rate > old_rate
+
+
+def _prefix_caching(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    if now.config.cache.allocator == "prefix":
+        return Nothing("it is on")
+    return [_Try({"enable_prefix_caching": True})]
+
+
+def _utilization(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    """The highest within the margin that leaves room for the largest activation there can be."""
+    cache = now.config.cache
+    if not cache.by_utilization:
+        return Nothing("the pool was given in blocks or bytes, not by utilization", "cannot")
+    assert cache.gpu_memory_utilization is not None, "resolved"
+    least = math.floor(100 * cache.gpu_memory_utilization + 1e-9)
+    for hundredths in range(round(100 * MOST_UTILIZATION), least, -1):
+        change = {"gpu_memory_utilization": hundredths / 100}
+        if _has_room(changed(now.config, change)):
+            return [_Try(change)]
+    if least >= round(100 * MOST_UTILIZATION):
+        return Nothing(f"it is {cache.gpu_memory_utilization:g}: the margin ends at 0.95")
+    return Nothing(f"above {cache.gpu_memory_utilization:g} activation and graphs do not fit")
+
+
+def _has_room(config: RunConfig) -> bool:
+    """Whether activation of the profiling run fits beside the pool and CUDA graphs, or no pool.
+
+    A pool that cannot be had is refused, in words, when it is tried.
+    """
+    model, gpu = model_of(config.model), get_gpu(config.model.gpu, config.model.gpu_memory_gib)
+    try:
+        overrun = StepSizes().overrun(config, pool_of(config, model, gpu))
+    except CapacityError:
+        return True
+    return overrun is None or overrun.room_bytes >= activation_bytes(model, gpu, engine_of(config))
+
+
+def _kv_dtype(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    if now.config.cache.kv_cache_dtype.startswith("fp8"):
+        return Nothing("it is fp8")
+    return [_Try({"kv_cache_dtype": "fp8"})]
+
+
+def longest_request(trace: Trace) -> int:
+    """Answer the tokens of the longest prompt with its output, in whole blocks of a kernel."""
+    longest = int((trace.num_prompt_tokens + trace.num_output_tokens).max())
+    return -(-longest // KERNEL_BLOCK_SIZE) * KERNEL_BLOCK_SIZE
+
+
+def _max_model_len(now: Setup, trace: Trace) -> list[_Try] | Nothing:
+    longest, asked = longest_request(trace), now.config.model.max_model_len
+    assert asked is not None, "resolved"
+    if longest >= asked:
+        return Nothing(f"the longest request has {longest:,} tokens, it is {asked:,}")
+    return [_Try({"max_model_len": longest})]
+
+
+def _max_num_seqs(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    """What the pool holds, and less, which makes steps shorter; twice as many if all seats run."""
+    scheduler = now.config.scheduler
+    asked, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    assert asked is not None, "resolved"
+    assert budget is not None, "resolved"
+    if now.outcome is None:
+        wanted = [asked // 4, asked // 16]
+    else:
+        held, is_full = now.outcome.users_held or 0, now.outcome.max_num_requests_running >= asked
+        wanted = [2 * asked] if is_full else []
+        wanted += [int(held / part) for part in (1, 2, 4) if is_full or held / part < asked]
+    wanted = [min(n, budget) for n in wanted]
+    tries = [_Try({"max_num_seqs": n}) for n in dict.fromkeys(wanted) if 0 < n != asked]
+    return tries or Nothing(f"it is {asked}, and what the pool holds is no less")
+
+
+def _weights(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    if now.config.model.quantization is not None:
+        return Nothing(f"it is {now.config.model.quantization}")
+    tries = [_Try({"quantization": "fp8"})]
+    if now.outcome is None:  # half as large does perhaps not fit either
+        tries.append(_Try({"quantization": "bitsandbytes"}))
+    return tries
+
+
+REMEDIES: Mapping[str, Candidates] = {
+    "prefix caching": _prefix_caching,
+    "utilization": _utilization,
+    "fp8 KV cache": _kv_dtype,
+    "max_model_len": _max_model_len,
+    "max_num_seqs": _max_num_seqs,
+    "quantized weights": _weights,
+}
+"""By name, what to try of each, in their order; more cards come after."""
+
+
+def _more_cards(now: Setup, _: Trace) -> list[_Try] | Nothing:
+    """Twice as many: to share the model among, or for twice as many engines."""
+    if now.outcome is not None and (now.outcome.slo_attainment or 0) >= GOAL:
+        return Nothing(f"{now.outcome.slo_attainment:.1%} of the requests meet the SLOs")
+    if 2 * now.cards > MOST_CARDS:
+        return Nothing(f"a machine has {MOST_CARDS}")
+    shared = 2 * now.config.model.tensor_parallel_size
+    tries = [_Try({"tensor_parallel_size": shared}, now.replicas)]
+    if now.outcome is not None:
+        tries.append(_Try({}, 2 * now.replicas))
+    return tries
