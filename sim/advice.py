@@ -45,6 +45,9 @@ RULE = (
 )
 """When a step is kept, in words."""
 
+GOES_ON = ("kept", "not enough")
+"""Verdicts of steps that those after it build on."""
+
 LOSSY = ("quantized weights", "fp8 KV cache")
 """Remedies that cost quality: at the end it is tried whether the others do without them."""
 
@@ -56,12 +59,14 @@ class Setup(NamedTuple):
         config: of each of *replicas* engines.
         run: what came of it; None if it cannot be done.
         refusal: why not; empty if it can.
+        does_not_fit: whether it is for want of memory.
     """
 
     config: RunConfig
     replicas: int
     run: Ran | None
     refusal: str
+    does_not_fit: bool = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -81,8 +86,9 @@ class Step(NamedTuple):
         name: the remedy.
         changes: settings that it changes, by name, those of the best of what was tried.
         replicas: engines with it.
-        verdict: ``start``, ``kept``, ``no gain``, ``worse``, ``cannot`` or ``not tried``.
-        why: of all verdicts but ``start`` and ``kept``; what else was tried for it.
+        verdict: ``start``, ``kept``, ``not enough`` (kept, and does not start yet), ``no gain``,
+            ``worse``, ``cannot`` or ``not tried``.
+        why: why it cannot be or was not done, or what else was tried for it.
         outcome: with all steps kept before; None if there was no run.
         before: of those alone; None of the first, and where that cannot be done.
     """
@@ -140,8 +146,7 @@ def advise(config: RunConfig, trace: Trace, simulate: Simulate) -> Advice:
         ladder.climb(name, candidates)
     while ladder.climb("more cards", _more_cards):
         pass
-    for name in LOSSY:
-        ladder.do_without(name)
+    ladder.do_without()
     return ladder.advice()
 
 
@@ -149,79 +154,91 @@ class _Ladder:
     """What was kept so far, and every step."""
 
     def __init__(self, config: RunConfig, trace: Trace, simulate: Simulate) -> None:
-        self._trace, self._simulate = trace, simulate
-        self._start = config
+        self._start, self._trace, self._simulate = config, trace, simulate
         self._kept: dict[str, dict[str, Any]] = {}
-        try:
-            self._now = Setup(config, 1, ran(config, trace, simulate=simulate), "")
-        except CapacityError as error:
-            self._now = Setup(config, 1, None, str(error))
-        verdict = "start" if self._now.run else "cannot"
-        start = Step("as given", {}, 1, verdict, self._now.refusal, self._now.outcome, None)
-        self._steps = [start]
+        self._in_vain: list[str] = []
+        self._steps: list[Step] = []
+        self._now = Setup(config, 1, None, "")
+        self._now = self._tried({}, 1)
+        self._note("as given", _Try({}), "start" if self._now.run else "cannot", self._now)
+
+    @property
+    def _changes(self) -> dict[str, Any]:
+        return {key: value for kept in self._kept.values() for key, value in kept.items()}
 
     def climb(self, name: str, candidates: Candidates) -> bool:
-        """Try a remedy; keep the best of its candidates if it helps, and answer whether it did."""
+        """Try a remedy; keep the best of its candidates if it helps, and answer whether it did.
+
+        While nothing starts every remedy is kept: several together may do.
+        """
         found = candidates(self._now, self._trace)
-        before = self._now.outcome
         if isinstance(found, Nothing):
-            step = Step(name, {}, self._now.replicas, found.verdict, found.why, None, before)
-            self._steps.append(step)
+            nothing = Setup(self._now.config, self._now.replicas, None, found.why)
+            self._note(name, _Try({}), found.verdict, nothing)
             return False
-        tried = [(each, self._tried(each)) for each in found]
+        tried = [(each, self._tried(self._changes | each.changes, each.replicas)) for each in found]
         running = [(each, setup) for each, setup in tried if setup.run is not None]
-        if not running:
-            each, setup = tried[0]
-            self._note(name, each, "cannot", setup.refusal, None)
-            return False
-        each, setup = running[0]
+        each, setup = running[0] if running else tried[-1]
         for other in running[1:]:
             if _helps(setup, other[1]):
                 each, setup = other
         verdict = _verdict(self._now, setup)
         others = ", ".join(_shown(other) for other, _ in tried if other is not each)
-        self._note(name, each, verdict, f"also tried: {others}" if others else "", setup.outcome)
-        if verdict == "kept":
-            self._kept[name] = self._kept.get(name, {}) | each.changes
-            self._now = setup
-        return verdict == "kept"
+        self._note(name, each, verdict, setup, f"also tried: {others}" if others else "")
+        if verdict not in GOES_ON:
+            return False
+        self._kept[name] = self._kept.get(name, {}) | each.changes
+        self._now = setup
+        if verdict == "not enough":
+            self._in_vain.append(name)
+        return True
 
-    def do_without(self, name: str) -> None:
-        """Take back remedy *name*, if others came after it and it is no help any more."""
-        if name not in self._kept or name == list(self._kept)[-1]:
-            return
+    def do_without(self) -> None:
+        """Take back remedies that cost quality, or did not suffice, if they are no help now."""
+        for name in dict.fromkeys((*LOSSY, *reversed(self._in_vain))):
+            if self._now.run is None or name in {"more cards", *list(self._kept)[-1:]}:
+                continue
+            if name in self._kept:
+                self._take_back(name)
+
+    def _take_back(self, name: str) -> None:
+        others = {
+            k: v for step, kept in self._kept.items() if step != name for k, v in kept.items()
+        }
+        setup = self._tried(others, self._now.replicas)
         start = self._start.flat()
         each = _Try({key: start[key] for key in self._kept[name]}, self._now.replicas)
-        setup = self._tried(each)
-        needed = setup.run is None or _helps(setup, self._now)
-        why = setup.refusal or ("it still helps" if needed else "it is no help any more")
-        self._note(f"no {name}", each, "worse" if needed else "kept", why, setup.outcome)
-        if not needed:
-            del self._kept[name]
-            self._now = setup
+        if setup.run is None or _helps(setup, self._now):
+            self._note(f"no {name}", each, "worse", setup, "it helps")
+            return
+        self._note(f"no {name}", each, "kept", setup, "it is no help any more")
+        del self._kept[name]
+        self._now = setup
 
-    def _note(self, name: str, each: _Try, verdict: str, why: str, outcome: Outcome | None) -> None:
-        step = Step(name, each.changes, each.replicas, verdict, why, outcome, self._now.outcome)
-        self._steps.append(step)
+    def _note(self, name: str, each: _Try, verdict: str, setup: Setup, why: str = "") -> None:
+        why = setup.refusal or why
+        before = self._now.outcome if self._steps else None
+        self._steps.append(
+            Step(name, each.changes, each.replicas, verdict, why, setup.outcome, before)
+        )
 
-    def _tried(self, each: _Try) -> Setup:
+    def _tried(self, changes: Mapping[str, Any], replicas: int) -> Setup:
         config = self._now.config
         try:
-            config = changed(config, each.changes)
-            run = ran(config, self._trace, replicas=each.replicas, simulate=self._simulate)
+            config = changed(self._start, changes)
+            run = ran(config, self._trace, replicas=replicas, simulate=self._simulate)
         except CapacityError as error:
-            why = str(error) if self._now.run else "it does not start with it either"
-            return Setup(config, each.replicas, None, why)
+            return Setup(config, replicas, None, str(error), does_not_fit=True)
         except ConfigError as error:
-            return Setup(config, each.replicas, None, str(error))
-        return Setup(config, each.replicas, run, "")
+            if not self._steps:
+                raise
+            return Setup(config, replicas, None, str(error))
+        return Setup(config, replicas, run, "")
 
     def advice(self) -> Advice:
         """Answer all that was tried."""
-        now = self._now
-        summary = None if now.run is None else now.run.summary
-        changes = {key: value for kept in self._kept.values() for key, value in kept.items()}
-        return Advice(tuple(self._steps), now, changes, summary)
+        summary = None if self._now.run is None else self._now.run.summary
+        return Advice(tuple(self._steps), self._now, self._changes, summary)
 
 
 def _shown(each: _Try) -> str:
@@ -230,7 +247,9 @@ def _shown(each: _Try) -> str:
 
 
 def _verdict(before: Setup, after: Setup) -> str:
-    """Answer whether to keep *after*, which runs."""
+    """Answer what comes of *after*: one of `Step.verdict`."""
+    if after.run is None:
+        return "not enough" if after.does_not_fit and before.run is None else "cannot"
     if _helps(before, after):
         return "kept"
     return "worse" if _helps(after, before) else "no gain"

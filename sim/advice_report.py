@@ -9,15 +9,22 @@ tabulate.MIN_PADDING = 0  # its default of two columns a header would not fit 10
 
 Answer = dict[str, Any]
 
-_MARKS = {"start": " ", "kept": "+", "no gain": "-", "worse": "-", "cannot": "!", "not tried": "."}
-"""What stands before a step: kept, dropped, impossible, not tried."""
+_MARKS = {
+    "start": " ",
+    "kept": "+",
+    "not enough": "~",
+    "no gain": "-",
+    "worse": "-",
+    "cannot": "!",
+    "not tried": ".",
+}
+"""What stands before a step, by its verdict."""
 
 _SHORT = {
     "tensor_parallel_size": "tp {}",
     "gpu_memory_utilization": "{:g}",
     "max_model_len": "{:,}",
     "max_num_seqs": "{:,}",
-    "enable_prefix_caching": "on",
     "quantization": "{}",
     "kv_cache_dtype": "{}",
 }
@@ -36,7 +43,7 @@ _GAINS = (
     _Column("users\nheld", "users_held", ",.1f"),
     _Column("gain", "users_held_factor", ".2f"),
     _Column("running\nmean", "mean_num_requests_running", ",.1f"),
-    _Column("pool used\npeak %", "max_kv_cache_usage_perc", ".0f", lambda share: 100 * share),
+    _Column("peak\npool %", "max_kv_cache_usage_perc", ".0f", lambda share: 100 * share),
     _Column("prefix\nhit %", "prefix_cache_hit_rate", ".0f", lambda share: 100 * share),
     _Column("output\ntok/s", "output_throughput", ",.0f"),
     _Column("gain", "output_throughput_factor", ".2f"),
@@ -68,8 +75,9 @@ def advice_report(answer: Answer) -> str:
             f"{answer['num_prompts']:,} requests of {answer['trace']}, {answer['model']} on "
             f"{answer['gpu']}" + (f", SLOs {answer['goodput']}" if answer["goodput"] else ""),
             "",
-            "What each step gains on top of those kept (+) before it; - no gain, dropped; "
-            "! cannot; . not tried",
+            "What each step gains on top of those kept (+) before it; ~ kept, but not enough to "
+            "start,",
+            "- no gain: dropped, ! cannot be done, . not tried",
             _table(steps, _GAINS),
             "",
             "How requests are served",
@@ -89,7 +97,14 @@ def advice_report(answer: Answer) -> str:
 
 def _value(step: Answer) -> str:
     """Answer what a step sets, in few characters."""
-    words = [_SHORT[name].format(value) for name, value in step["changes"].items()]
+    words = [
+        ("on" if value else "off")
+        if isinstance(value, bool)
+        else "no"
+        if value is None
+        else _SHORT[name].format(value)
+        for name, value in step["changes"].items()
+    ]
     if step["replicas"] > 1:
         words.append(f"x {step['replicas']}")
     return ", ".join(words)

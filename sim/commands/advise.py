@@ -177,7 +177,7 @@ def _rests_on(advice: Advice) -> Iterator[str]:
     if tried & {"kv_cache_dtype", "quantization"}:
         yield (
             "fp8 KV and quantized weights may cost quality of answers: not modelled, measure it; "
-            "steps with quantized weights take what 16-bit ones do: their gain is a lower bound"
+            "steps with quantized weights take what 16-bit ones do: fp8 should gain more than that"
         )
     if "max_model_len" in advice.changes:
         yield "max_model_len: longer requests than this trace's are cut or refused"
