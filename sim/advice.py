@@ -364,13 +364,20 @@ REMEDIES: Mapping[str, Candidates] = {
 
 
 def _more_cards(now: Setup, _: Trace) -> list[_Try] | Nothing:
-    """Twice as many: to share the model among, or for twice as many engines."""
+    """Twice as many: to share the model among, with more seats perhaps, or for more engines."""
     if now.outcome is not None and (now.outcome.slo_attainment or 0) >= GOAL:
         return Nothing(f"{now.outcome.slo_attainment:.1%} of the requests meet the SLOs")
     if 2 * now.cards > MOST_CARDS:
         return Nothing(f"a machine has {MOST_CARDS}")
-    shared = 2 * now.config.model.tensor_parallel_size
-    tries = [_Try({"tensor_parallel_size": shared}, now.replicas)]
-    if now.outcome is not None:
-        tries.append(_Try({}, 2 * now.replicas))
+    scheduler = now.config.scheduler
+    seats, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    assert seats is not None, "resolved"
+    assert budget is not None, "resolved"
+    shared = {"tensor_parallel_size": 2 * now.config.model.tensor_parallel_size}
+    tries = [_Try(shared, now.replicas)]
+    if now.outcome is None:
+        return tries
+    tries.append(_Try({}, 2 * now.replicas))
+    if 2 * (now.outcome.users_held or 0) > seats * now.replicas and 2 * seats <= budget:
+        tries.append(_Try({**shared, "max_num_seqs": 2 * seats}, now.replicas))
     return tries

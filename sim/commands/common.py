@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print *value* as a result."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":

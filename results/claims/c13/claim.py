@@ -139,9 +139,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     figure = new_figure(8, 4.6)
     axes = figure.subplots()
     shown = {
-        "by_hand": "by hand: 0.9 of what weights leave",
-        "computed": "computed: vLLM's pool, max_num_seqs",
-        "running_mean": "simulated: running (mean)",
+        "by_hand": "by hand",
+        "computed": "computed as vLLM does",
+        "running_mean": "simulated, mean",
     }
     height = 0.26
     for place, (column, label) in enumerate(shown.items()):
@@ -153,11 +153,12 @@ def draw(frame: pd.DataFrame) -> Figure:
         [f"{row['case']}\nbinding: {binds(row)}" for _, row in rows.iterrows()],
         fontsize=9,
     )
-    axes.set_xlim(0, 2.2 * rows["by_hand"].max())
+    axes.set_xlim(0, 1.12 * rows["by_hand"].max())
+    axes.set_ylim(-0.6, len(rows) + 0.1)
     axes.set_xlabel("requests at once")
     row = one(frame, case=MEMORY)
     over = 100 * (row["by_hand"] / row["running_mean"] - 1)
-    axes.legend(loc="center right", fontsize=9)
+    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9)
     put_title(
         figure,
         f"By hand is {over:.0f} % too high where memory binds: vLLM's pool is smaller",
