@@ -38,15 +38,18 @@ OVERLOADED = 0.5
 """Share below which who meets the SLOs is a matter of luck in the queue, and throughput tells."""
 
 RULE = (
-    f"a step is kept if {LEAST_GAIN:.0%} more of all requests meet the SLOs (--goodput) or, where "
+    f"a step is kept if {100 * LEAST_GAIN:.0f} % more of all requests meet the SLOs (--goodput) or, where "
     f"as many do or fewer than half either way, if output throughput at the offered load is "
-    f"{LEAST_GAIN:.0%} higher; more cards until {GOAL:.0%} meet the SLOs or, without SLOs, while "
+    f"{100 * LEAST_GAIN:.0f} % higher; more cards until {100 * GOAL:.0f} % meet the SLOs or, without SLOs, while "
     "tokens get no dearer"
 )
 """When a step is kept, in words."""
 
 GOES_ON = ("kept", "not enough")
 """Verdicts of steps that those after it build on."""
+
+FREE = "prefix caching"
+"""The remedy that costs nothing, and is vLLM's default: it is not taken back."""
 
 LOSSY = ("quantized weights", "fp8 KV cache")
 """Remedies that cost quality: at the end it is tried whether the others do without them."""
@@ -189,7 +192,7 @@ class _Ladder:
             return False
         self._kept[name] = self._kept.get(name, {}) | each.changes
         self._now = setup
-        if verdict == "not enough":
+        if verdict == "not enough" and name != FREE:
             self._in_vain.append(name)
         return True
 
@@ -366,7 +369,9 @@ REMEDIES: Mapping[str, Candidates] = {
 def _more_cards(now: Setup, _: Trace) -> list[_Try] | Nothing:
     """Twice as many: to share the model among, with more seats perhaps, or for more engines."""
     if now.outcome is not None and (now.outcome.slo_attainment or 0) >= GOAL:
-        return Nothing(f"{now.outcome.slo_attainment:.1%} of the requests meet the SLOs")
+        return Nothing(
+            f"{100 * (now.outcome.slo_attainment or 0):.1f} % of all requests meet the SLOs"
+        )
     if 2 * now.cards > MOST_CARDS:
         return Nothing(f"a machine has {MOST_CARDS}")
     scheduler = now.config.scheduler

@@ -106,8 +106,8 @@ def _result(advice: Advice) -> str:
     if last.usd_per_million_output_tokens is not None:
         text += f" at {last.usd_per_million_output_tokens:.2f} USD a million"
     if last.slo_attainment is not None:
-        met = "met" if last.slo_attainment >= GOAL else f"not met, which takes {GOAL:.0%}"
-        text += f"; {last.slo_attainment:.1%} of all requests meet the SLOs: {met}"
+        met = "met" if last.slo_attainment >= GOAL else f"not met, which takes {100 * GOAL:.0f} %"
+        text += f"; {100 * last.slo_attainment:.1f} % of all requests meet the SLOs: {met}"
     return text
 
 
