@@ -38,8 +38,8 @@ OVERLOADED = 0.5
 """Share below which who meets the SLOs is a matter of luck in the queue, and throughput tells."""
 
 RULE = (
-    f"a step is kept if {100 * LEAST_GAIN:.0f} % more of all requests meet the SLOs (--goodput) or, "
-    "where as many do or fewer than half either way, if output throughput at the offered load is "
+    f"a step is kept if {100 * LEAST_GAIN:.0f} % more of all requests meet the SLOs (--goodput) or,"
+    " where as many do or fewer than half either way, if output throughput at the offered load is "
     f"{100 * LEAST_GAIN:.0f} % higher; more cards until {100 * GOAL:.0f} % meet the SLOs or, "
     "without SLOs, while tokens get no dearer"
 )
