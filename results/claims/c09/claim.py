@@ -105,7 +105,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         f"{outcome} as contiguous. Passes: {_names(passed)}. Fails: {_names(failed)}",
         f"Net gain over reserving: {net}. Break-even {_span([c.break_even for c in every])}, "
         f"lowest on {least.name}; against exact reservation, which nobody has, {_span(oracle)}",
-        "paging; a current attention backend, and its preferred block size",
+        "paging; the block size that the attention backend wants (`python -m kernels.bench`)",
     )
 
 
