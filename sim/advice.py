@@ -181,7 +181,8 @@ class _Ladder:
             return False
         tried = [(each, self._tried(self._changes | each.changes, each.replicas)) for each in found]
         running = [(each, setup) for each, setup in tried if setup.run is not None]
-        each, setup = running[0] if running else tried[-1]
+        # Of those that do not start the last is the smallest.
+        each, setup = running[0] if running else tried[0 if self._now.run else -1]
         for other in running[1:]:
             if _helps(setup, other[1]):
                 each, setup = other

@@ -118,6 +118,9 @@ class Ran(NamedTuple):
     summary: Summary
 
 
+LOADED = {"trace", "trace_format", "seed"}
+"""Settings that a trace which was read does not follow."""
+
 Simulate = Callable[[Simulation], RunResult]
 """How to run: `Simulation.run`, perhaps with a progress bar around it."""
 
@@ -126,6 +129,8 @@ def what_if(
     config: RunConfig, trace: Trace, changes: Mapping[str, Any] | None = None, *, replicas: int = 1
 ) -> Outcome:
     """Answer what comes of *config* with *changes* on *trace*, as recorded; see `ran`."""
+    for name in sorted(LOADED & (changes or {}).keys()):
+        raise ConfigError(f"setting {quote(name)}: expected another *trace*, as this one was read")
     config = changed(config, changes) if changes else config
     return ran(config, trace, replicas=replicas).outcome
 
@@ -147,18 +152,26 @@ def ran(
     if replicas == 1:
         summary = summarize(simulate(Simulation(config, trace)))
         return Ran(_outcome(summary, config, 1), summary)
-    load = config.load
-    if load.max_concurrency is not None:
-        load = msgspec.structs.replace(load, max_concurrency=-(-load.max_concurrency // replicas))
-    part_of = msgspec.structs.replace(config, load=load)
     try:
         parts = [sample(trace, every=replicas, nth=nth) for nth in range(replicas)]
     except TraceError:
         raise ConfigError(f"{replicas} replicas: {trace.name} has fewer sessions") from None
-    results = [simulate(Simulation(part_of, part)) for part in parts]
+    results = [
+        simulate(Simulation(_share(config, nth, replicas), part)) for nth, part in enumerate(parts)
+    ]
     summaries = [summarize(result) for result in results]
     together = _together(summaries, results, config)
     return Ran(_outcome(together, config, replicas), summaries[0])
+
+
+def _share(config: RunConfig, nth: int, replicas: int) -> RunConfig:
+    """Answer *config* with the part of ``max_concurrency`` that one replica has; at least one."""
+    limit = config.load.max_concurrency
+    if limit is None:
+        return config
+    mine = max(1, limit // replicas + (nth < limit % replicas))
+    load = msgspec.structs.replace(config.load, max_concurrency=mine)
+    return msgspec.structs.replace(config, load=load)
 
 
 def _together(

@@ -111,6 +111,13 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     assert str(refusal.value).startswith(message)
 
 
+def test_a_trace_that_was_read_stays(samples: Path) -> None:
+    config = config_of()
+    for name, value in (("trace", str(samples / "tokens.jsonl")), ("seed", 3)):
+        with pytest.raises(ConfigError, match=f"setting '{name}'"):
+            what_if(config, trace_of(config), {name: value})
+
+
 def test_what_does_not_fit_is_refused() -> None:
     config = config_of()
     with pytest.raises(CapacityError, match="weights do not fit"):
@@ -129,6 +136,12 @@ def test_replicas_by_hand(equal_requests: Path) -> None:
     assert found.max_kv_cache_usage_perc == pytest.approx(0.6)
     assert found.num_gpus == 2
     assert found.usd_per_million_output_tokens == pytest.approx(6.0 / 3600 / 4000 * 1e6)
+
+
+@pytest.mark.parametrize(("limit", "running"), [(7, 7), (2, 3)])
+def test_replicas_share_out_concurrency(equal_requests: Path, limit: int, running: int) -> None:
+    config = config_of(**SLOW, trace=str(equal_requests), allocator="paged", max_concurrency=limit)
+    assert what_if(config, trace_of(config), replicas=3).max_num_requests_running == running
 
 
 def test_replicas_share_out_what_a_run_has() -> None:
