@@ -57,6 +57,8 @@ class _Command(click.Command):
 
     only: "tuple[str, ...] | None" = None
     """Names of the settings whose flags it has; None is all."""
+    without: "tuple[str, ...]" = ()
+    """Names of those that it does not have."""
     own: "tuple[click.Option, ...]" = ()
     """Flags that are no settings."""
     helps: "Mapping[str, str]" = MappingProxyType({})
@@ -72,7 +74,11 @@ class _Command(click.Command):
                 metavar="FILE",
                 help="JSON or TOML file with flags by name; flags win.",
             )
-            shown = [s for s in settings() if self.only is None or s.name in self.only]
+            shown = [
+                s
+                for s in settings()
+                if (self.only is None or s.name in self.only) and s.name not in self.without
+            ]
             self.params = [*self.own, config, *(_option(s, self.helps.get(s.name)) for s in shown)]
         return super().get_params(ctx)
 
@@ -116,6 +122,18 @@ class _Capacity(_Command):
             help="Requests to hold at once: which utilization, KV dtype, tensor parallelism or "
             "number of cards does.",
         ),
+    )
+
+
+class _Advise(_Command):
+    """``kvsim advise``: every setting of a run; it writes no files."""
+
+    without = ("output_dir", "format", "save_steps", "save_block_tables", "single_step")
+    helps = MappingProxyType(
+        {
+            "allocator": "KV allocator to start from [default: paged; prefix caching is a step].",
+            "json": "Print the answer as JSON, not as text.",
+        }
     )
 
 
@@ -311,6 +329,12 @@ def _capacity(values: dict[str, Any]) -> int:
     return capacity(values)
 
 
+def _advise(values: dict[str, Any]) -> int:
+    from sim.commands.advise import advise_command  # noqa: PLC0415  # --help pays for no command
+
+    return advise_command(values)
+
+
 def _sweep() -> click.Command:
     def callback(**values: Any) -> int:
         from sim.commands.sweep import sweep  # noqa: PLC0415  # as above
@@ -441,6 +465,11 @@ def _cli() -> click.Group:
             _Capacity,
         )
     )
+    doc = (
+        "Try what helps a deployment that does not carry its load, one step after another: prefix "
+        "caching, utilization, fp8 KV, max_model_len, max_num_seqs, quantized weights, more cards."
+    )
+    group.add_command(_command("advise", _advise, doc, _Advise))
     group.add_command(_sweep())
     group.add_command(_plot())
     doc = "List, show, import and check tables of measured kernel times."

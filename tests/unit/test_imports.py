@@ -28,7 +28,8 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep"),
+    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "what_if"),
+    ("advice", "advice_report"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -46,7 +47,17 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace")
+    for name in (
+        "capacity",
+        "common",
+        "run",
+        "compare",
+        "plot",
+        "sweep",
+        "tables",
+        "trace",
+        "advise",
+    )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
@@ -54,6 +65,7 @@ ONLY_IN = {
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {
+        "sim/advice_report.py",
         "sim/comparison.py",
         "sim/timing_report.py",
         "sim/trace_report.py",
