@@ -9,8 +9,10 @@ const LOOK = Object.fromEntries(LOOKS.map((name, number) => [name, number]));
 const NOBODY = -1;
 
 function summed(changes) {
+  const totals = new Int32Array(changes.length);
   let total = 0;
-  return Int32Array.from(changes, (change) => (total += change));
+  for (let at = 0; at < totals.length; at++) totals[at] = total += changes[at];
+  return totals;
 }
 
 class Film {
@@ -30,9 +32,15 @@ class Film {
     this.holders = new Uint16Array(this.places);
     this.isCached = new Uint8Array(this.places);
     this.cachedOf = -1; // the frame that isCached is of
+    this.votes = new Int32Array(this.numSquares);
+    this.square = new Int32Array(this.places);
+    for (let place = 0; place < this.places; place++) {
+      this.square[place] = Math.floor((place * this.unit) / data.grain);
+    }
     this.sums = Object.fromEntries(LOOKS.map((name) => [name, new Int32Array(this.numSquares)]));
     this.squareOwner = new Int32Array(this.numSquares);
     this.squareLook = new Uint8Array(this.numSquares);
+    this.hasCache = run.changes.some((runs) => runs.length > 0);
     this.frame = -1;
   }
 
@@ -44,10 +52,14 @@ class Film {
     this.holders.fill(0);
     for (const name of LOOKS) this.sums[name].fill(0);
     this.squareOwner.fill(NOBODY);
-    this.votes = new Int32Array(this.numSquares);
-    for (const number of this.present[frame]) this.enter(number);
-    this.shareOf = this.countShared();
-    this.enterCached(frame);
+    this.votes.fill(0);
+    this.isShared = false;
+    for (const number of this.present[frame]) {
+      if (this.unit === 1 && this.tenancies[number].runs[1] === 1) this.enterExtent(number);
+      else this.enter(number);
+    }
+    this.shareOf = this.isShared ? this.countShared() : 0;
+    if (this.hasCache) this.enterCached(frame);
     const unusable = this.unusable[frame];
     for (let at = 0; at < unusable.length; at += 2) {
       this.spread("external", unusable[at] * this.unit, unusable[at + 1] * this.unit);
@@ -55,31 +67,51 @@ class Film {
     this.judge();
   }
 
-  squareOf(place) {
-    return Math.floor((place * this.unit) / data.grain);
+  // A reservation: one piece, of which the first slots are written and the last never will be.
+  enterExtent(number) {
+    const { final, first, computed, runs } = this.tenancies[number];
+    const [start, , size] = runs;
+    const live = computed[this.frame - first];
+    const written = Math.min(Math.max(final, live), size);
+    this.owner.fill(number, start, start + size);
+    this.spread("live", start, live);
+    this.spread("reserved", start + live, written - live);
+    this.spread("internal", start + written, size - written);
+    for (let square = this.square[start]; square <= this.square[start + size - 1]; square++) {
+      const from = Math.max(start, square * data.grain);
+      const here = Math.min(start + size, (square + 1) * data.grain) - from;
+      if (here > this.votes[square]) {
+        this.squareOwner[square] = number;
+        this.votes[square] = here;
+      }
+    }
   }
 
   enter(number) {
     const { final, first, held, computed, runs } = this.tenancies[number];
     const numHeld = held[this.frame - first];
     const numComputed = computed[this.frame - first];
-    const { unit, owner, order, holders, squareOwner, votes, sums } = this;
+    const { unit, owner, order, holders, square: squares, squareOwner, votes } = this;
+    const { live: lives, reserved, internal: internals } = this.sums;
     let k = 0;
     for (let at = 0; at < runs.length && k < numHeld; at += 3) {
       const step = runs[at + 1];
       const count = Math.min(runs[at + 2], numHeld - k);
       for (let place = runs[at], i = 0; i < count; i++, place += step, k++) {
         holders[place]++;
-        if (holders[place] > 1) continue; // a full block, live already
+        if (holders[place] > 1) {
+          this.isShared = true; // a full block, live already
+          continue;
+        }
         owner[place] = number;
         order[place] = k;
-        const square = this.squareOf(place);
+        const square = squares[place];
         const start = k * unit;
         const live = Math.min(Math.max(numComputed - start, 0), unit);
         const internal = Math.min(Math.max(start + unit - Math.max(final, start), 0), unit - live);
-        sums.live[square] += live;
-        sums.internal[square] += internal;
-        sums.reserved[square] += unit - live - internal;
+        lives[square] += live;
+        internals[square] += internal;
+        reserved[square] += unit - live - internal;
         if (squareOwner[square] === number) votes[square]++;
         else if (--votes[square] < 0) {
           squareOwner[square] = number;
@@ -93,7 +125,7 @@ class Film {
     let total = 0;
     for (let place = 0; place < this.places; place++) {
       if (this.holders[place] < 2) continue;
-      const square = this.squareOf(place);
+      const square = this.square[place];
       this.sums.shared[square] += this.unit;
       this.sums.live[square] -= this.unit;
       total += this.unit;
@@ -106,7 +138,7 @@ class Film {
     const [low, high] = [Math.min(frame, this.cachedOf), Math.max(frame, this.cachedOf)];
     for (let at = low + 1; at <= high; at++) {
       let place = 0;
-      const runs = this.cached[at];
+      const runs = this.changes[at];
       for (let i = 0; i < runs.length; i += 2) {
         place += runs[i];
         for (let end = place + runs[i + 1]; place < end; place++) this.isCached[place] ^= 1;
@@ -114,7 +146,7 @@ class Film {
     }
     this.cachedOf = frame;
     for (let place = 0; place < this.places; place++) {
-      if (this.isCached[place]) this.sums.cached[this.squareOf(place)] += this.unit;
+      if (this.isCached[place]) this.sums.cached[this.square[place]] += this.unit;
     }
   }
 

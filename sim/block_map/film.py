@@ -14,8 +14,8 @@ def film(watch: MapWatch, frames: Sequence[int]) -> dict[str, Any]:
     """Answer what *watch* saw in *frames*, numbers of its frames in rising order.
 
     ``tenancies`` are lists of (row of the trace, tokens written at its end, first frame, changes of
-    places held, changes of tokens written, `progressions` of the places). ``cached`` has for each
-    frame the places that changed sides, as (gap, length) pairs; ``unusable`` (start, length) pairs.
+    places held, changes of tokens written, `progressions` of the places). ``changes`` has for each
+    frame the places that are cached now and were not, or were and are not, as (gap, length) pairs; ``unusable`` (start, length) pairs.
     """
     memory = watch.memory
     rows = [watch.rows[frame] for frame in frames]
@@ -29,7 +29,7 @@ def film(watch: MapWatch, frames: Sequence[int]) -> dict[str, Any]:
             for tenancy in watch.tenancies
             if (seen := _tenancy(tenancy, frames, memory.first)) is not None
         ],
-        "cached": _toggles([watch.cached[frame] - memory.first for frame in frames]),
+        "changes": _toggles([watch.cached[frame] - memory.first for frame in frames]),
         "unusable": [
             [number for piece in watch.unusable[frame] for number in (piece.start, len(piece))]
             for frame in frames

@@ -24,6 +24,16 @@ function oklch(lightness, chroma, hue) {
 
 const css = ([red, green, blue]) => `rgb(${red} ${green} ${blue})`;
 
+// All of them, as pixels; made again when light turns to dark.
+let pixels = null;
+function pixelOf(look, request) {
+  pixels ??= LOOKS.map((_, number) => Uint32Array.from({ length: data.requests.length + 1 }, (_, each) => {
+    const [red, green, blue] = colorOf(number, each);
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  }));
+  return pixels[look][request];
+}
+
 function colorOf(look, request) {
   const hue = (request * 137.508 + 250) % 360;
   const nuance = [0, 0.05, -0.05][request % 3];
@@ -106,8 +116,8 @@ class PoolMap {
       this.width = Math.floor(width / this.columns);
       this.height = Math.round(54 * ratio);
     } else {
-      let side = Math.max(1, Math.floor(Math.sqrt((width * width * 1.25) / num)));
-      while (side > 1 && Math.floor(width / side) * Math.floor((width * 1.25) / side) < num) side--;
+      let side = Math.max(1, Math.floor(Math.sqrt((width * width * 1.5) / num)));
+      while (side > 1 && Math.floor(width / side) * Math.floor((width * 1.5) / side) < num) side--;
       this.width = this.height = side;
       this.columns = Math.floor(width / side);
     }
@@ -148,13 +158,14 @@ class PoolMap {
 
   drawSquares(context) {
     const { film } = this;
-    this.paint(context, (square) => colorOf(film.squareLook[square], this.request(square)));
+    const { squareLook } = film;
+    this.paint(context, (square) => pixelOf(squareLook[square], this.request(square)));
     for (const name of PATTERNED) {
       const look = LOOK[name];
       if (!film.squareLook.includes(look)) continue;
       const layer = this.layer.getContext("2d");
       layer.globalCompositeOperation = "copy";
-      this.paint(layer, (square) => (film.squareLook[square] === look ? [0, 0, 0] : null));
+      this.paint(layer, (square) => (squareLook[square] === look ? 0xff000000 : 0));
       layer.globalCompositeOperation = "source-in";
       layer.fillStyle = this.textures[name];
       layer.fillRect(0, 0, this.layer.width, this.layer.height);
@@ -167,12 +178,8 @@ class PoolMap {
   paint(context, color) {
     const pen = this.small.getContext("2d");
     const image = pen.createImageData(this.columns, this.rows);
-    for (let square = 0; square < this.film.numSquares; square++) {
-      const rgb = color(square);
-      if (rgb === null) continue;
-      image.data.set(rgb, 4 * square);
-      image.data[4 * square + 3] = 255;
-    }
+    const all = new Uint32Array(image.data.buffer);
+    for (let square = 0; square < this.film.numSquares; square++) all[square] = color(square);
     pen.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, this.canvas.width, this.canvas.height);
@@ -182,7 +189,7 @@ class PoolMap {
   markStarts(context) {
     context.fillStyle = getComputedStyle(document.body).color;
     for (const number of this.film.present[this.film.frame]) {
-      const square = this.film.squareOf(this.film.tenancies[number].runs[0]);
+      const square = this.film.square[this.film.tenancies[number].runs[0]];
       const [x, y] = [(square % this.columns) * this.width, Math.floor(square / this.columns) * this.height];
       context.fillRect(x, y, Math.max(1.5 * this.ratio, 1), this.height);
     }
@@ -234,7 +241,7 @@ class PoolMap {
   // All that a request holds stands out, by outline and not by colour.
   outline(context, followed) {
     const number = this.film.holding(followed);
-    const mine = new Set(number === undefined ? [] : this.film.table(number).map((p) => this.film.squareOf(p)));
+    const mine = new Set(number === undefined ? [] : this.film.table(number).map((place) => this.film.square[place]));
     const paper = getComputedStyle(document.body).backgroundColor;
     context.save();
     context.globalAlpha = 0.62;
@@ -244,7 +251,7 @@ class PoolMap {
     }
     context.restore();
     context.fillStyle = getComputedStyle(document.body).color;
-    const line = Math.max(1, Math.round(1.4 * this.ratio));
+    const line = Math.max(1, Math.min(Math.round(2 * this.ratio), Math.floor(this.width / 4)));
     for (const square of mine) {
       const [x, y, w, h] = this.box(square);
       const column = square % this.columns;

@@ -34,7 +34,8 @@ def make_page(
 
     *data* is what the script draws; *charts* are PNG files by the name of the chart.
     """
-    script, style = _source("page.js"), _source("page.css")
+    script = "".join(_source(name) for name in ("film.js", "map.js", "page.js"))
+    style = _source("page.css")
     rows = comparison_rows(summaries)
     first = summaries[0]
     title = f"KV pool of {first['model_id']} on {first['gpu']}"
@@ -102,7 +103,7 @@ def _table(table: Table) -> str:
             cell(value.rstrip("* "), "td", ' class="best"' if value.endswith("*") else "")
             for value in values
         )
-        body += f"<tr>{cell(name.strip(), 'th', ' scope="row"')}{cells}</tr>"
+        body += "<tr>" + cell(name.strip(), "th", ' scope="row"') + cells + "</tr>"
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(table.title)}">'
         f"<table><caption>{html.escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
