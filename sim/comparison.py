@@ -88,7 +88,9 @@ class Table(NamedTuple):
 def comparison_tables(rows: Sequence[Summary]) -> list[Table]:
     """Answer the tables of a comparison: a row an allocator."""
     return [
-        _table("Concurrency, and where the KV slots are (time-weighted % of the pool)", rows, _MEMORY),
+        _table(
+            "Concurrency, and where the KV slots are (time-weighted % of the pool)", rows, _MEMORY
+        ),
         _table("Throughput and latency", rows, _SPEED),
     ]
 

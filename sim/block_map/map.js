@@ -116,8 +116,9 @@ class PoolMap {
       this.width = Math.floor(width / this.columns);
       this.height = Math.round(54 * ratio);
     } else {
-      let side = Math.max(1, Math.floor(Math.sqrt((width * width * 1.5) / num)));
-      while (side > 1 && Math.floor(width / side) * Math.floor((width * 1.5) / side) < num) side--;
+      const tall = width / ratio > 330 ? 0.75 : 1.5; // wide ones are under each other, as on a phone
+      let side = Math.max(1, Math.floor(Math.sqrt((width * width * tall) / num)));
+      while (side > 1 && Math.floor(width / side) * Math.floor((width * tall) / side) < num) side--;
       this.width = this.height = side;
       this.columns = Math.floor(width / side);
     }

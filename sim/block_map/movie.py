@@ -27,9 +27,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2")
 """Lines of the series, in the order of the runs: they tell them apart without colour."""
 
 
-def take_movie(
-    finished: Sequence[Finished], simulate: Callable[..., RunResult]
-) -> dict[str, Any]:
+def take_movie(finished: Sequence[Finished], simulate: Callable[..., RunResult]) -> dict[str, Any]:
     """Repeat the *finished* runs by *simulate* and answer what the page's script reads.
 
     Raises:
@@ -51,9 +49,7 @@ def take_movie(
     ]
 
     def films(frames: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            about | film(watch, frames) for about, watch in zip(runs, watches, strict=True)
-        ]
+        return [about | film(watch, frames) for about, watch in zip(runs, watches, strict=True)]
 
     frames = fitting(films, len(instants))
     films_of_runs = films(frames)

@@ -31,6 +31,7 @@ function svg(tag, attributes, ...children) {
 
 const count = (value) => value.toLocaleString("en-US");
 const percent = (value) => `${value.toFixed(1)} %`;
+const amount = (value) => (value >= 0.05 ? percent(value) : value > 0 ? "under 0.1 %" : "nothing");
 const seconds = (value) => `${value < 100 && data.of_steps ? value.toFixed(2) : value.toFixed(1)} s`;
 
 function lineSample(run) {
@@ -101,7 +102,7 @@ class Panel {
     const parts = [];
     if (film.internal[frame]) parts.push(`${percent(film.share("internal", frame))} is reserved and never written`);
     if (film.external[frame]) parts.push(`${percent(film.share("external", frame))} is in holes that fit nobody`);
-    const words = [make("b", wasted >= 0.05 ? { class: "bad" } : {}, wasted >= 0.05 ? `Wastes ${percent(wasted)} now` : "Wastes nothing now")];
+    const words = [make("b", wasted >= 0.05 ? { class: "bad" } : {}, `Wastes ${amount(wasted)} now`)];
     words.push(parts.length && wasted >= 0.05 ? `: ${parts.join(", ")}.` : ".");
     if (film.reserved[frame]) words.push(` ${percent(film.share("reserved", frame))} waits for tokens to come.`);
     if (film.shareOf) words.push(` ${percent((100 * film.shareOf) / film.capacity)} is prefixes that several share.`);
@@ -169,8 +170,8 @@ class Graph {
     this.series = series;
     this.panels = panels;
     this.values = panels.map(({ film }) => data.times.map((_, frame) => (film.ended(frame) ? null : series.at(film, frame))));
-    const most = Math.max(...this.values.flat().map((value) => value ?? 0), 1e-9);
-    this.top = series.top ?? most * 1.05;
+    const most = Math.max(...this.values.flat().map((value) => value ?? 0));
+    this.top = series.top ?? Math.max(most * 1.05, 1);
     this.svg = svg("svg", { role: "img", "aria-label": `${series.title}, ${series.note}, over time` });
     this.readings = panels.map(() => make("td"));
     const rows = panels.map(({ film }, number) =>
@@ -295,7 +296,7 @@ function ownerWords(film, owner, place, what) {
   const holders = film.holdersOf(place);
   if (holders.length > 1) {
     const names = holders.slice(0, 5).map((number) => data.requests[tenancyRequest(film, number)]);
-    parts.push(make("p", {}, `${what} is shared by ${holders.length} requests: ${names.join(", ")}${holders.length > 5 ? ", …" : ""}.`));
+    parts.push(make("p", {}, `${what} is shared by ${holders.length} requests: ${names.join(", ")}${holders.length > 5 ? " and others" : ""}.`));
   } else {
     const from = film.order[place] * film.unit;
     const here = Math.min(Math.max(computed - from, 0), film.unit);
@@ -338,10 +339,10 @@ function headline(frame) {
   const best = running.reduce((one, other) => (other.wasted(frame) < one.wasted(frame) - 0.05 ||
     (other.wasted(frame) < one.wasted(frame) + 0.05 && other.running[frame] > one.running[frame]) ? other : one));
   const serves = (film) => `${count(film.running[frame])} ${film.running[frame] === 1 ? "request" : "requests"}`;
-  const words = [`At ${time} ${worst.label} `, make("b", {}, `wastes ${percent(worst.wasted(frame))}`),
+  const words = [`At ${time} ${worst.label} `, make("b", {}, `wastes ${amount(worst.wasted(frame))}`),
     ` of its memory and serves ${serves(worst)}`];
   if (best !== worst) {
-    words.push("; with as much, ", make("em", {}, `${best.label} wastes ${percent(best.wasted(frame))}`), ` and serves ${serves(best)}`);
+    words.push("; with as much, ", make("em", {}, `${best.label} wastes ${amount(best.wasted(frame))}`), ` and serves ${serves(best)}`);
   }
   const done = panels.map(({ film }) => film).filter((film) => film.ended(frame));
   words.push(done.length ? `. ${done.map((film) => film.label).join(", ")} ${done.length > 1 ? "are" : "is"} done already.` : ".");
@@ -468,4 +469,6 @@ new ResizeObserver(() => {
 }).observe($("panels"));
 fit();
 // Open where there is most to see: well under way, while all of them run.
-show(nearest((data.of_steps ? 0.6 : 0.4) * Math.min(...data.runs.map((run) => run.end))));
+// An address that ends in #17 opens at 17 s.
+const asked = Number.parseFloat(location.hash.slice(1));
+show(nearest(asked >= 0 ? asked : 0.4 * Math.min(...data.runs.map((run) => run.end))));

@@ -113,7 +113,9 @@ def _table(table: Table) -> str:
 
 def _details(summaries: Sequence[Summary]) -> str:
     parts = [("What times and sizes rest on", provenance(summaries))]
-    parts += [(f"{summary['allocator']}: the whole report", run_report(summary)) for summary in summaries]
+    parts += [
+        (f"{summary['allocator']}: the whole report", run_report(summary)) for summary in summaries
+    ]
     return "".join(
         f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
         for name, text in parts

@@ -5,7 +5,7 @@ grow with steps and blocks (DECISIONS.md, 48).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import msgspec
 from sim.allocators.base import HasMemoryMap
 from sim.arrivals import arriving, recorded
 from sim.config import LoadConfig
-from sim.errors import FileError
+from sim.errors import ConfigError, FileError
 from sim.files import read_small, reason
 from sim.plots.results import Results, RunFiles, read_results
 from sim.results import manifest, versions
@@ -83,6 +83,9 @@ def _read(
     for name in ("kvsim", "config", "trace"):
         if not isinstance(content, dict) or not isinstance(content.get(name), dict):
             raise FileError(f"{where}: no object {name!r}; expected the manifest of a kvsim run")
+    for name, kind in (("num_steps", int), ("duration", float)):
+        if not isinstance(files.summary.get(name), kind):
+            raise FileError(f"{where}: the summary beside it has no number {name!r}; {EXPECTED}")
     written, ours = content["kvsim"].get("version"), versions()["kvsim"]["version"]
     if written != ours:
         raise FileError(
@@ -103,17 +106,19 @@ def _read(
 def _trace(
     load: LoadConfig, elsewhere: Given | None, written: Mapping[str, Any], where: str
 ) -> Trace:
+    if elsewhere is not None and load.trace is None:
+        raise ConfigError(f"{elsewhere.shown} has no effect: {where} is of the shipped workload")
     try:
         recording = recorded(load, None if elsewhere is None else elsewhere.value)
     except TraceError as error:
         if elsewhere is not None or load.trace is None:
-            raise
+            raise  # what is wrong with it has nothing to do with where it was
         raise TraceError(f"{error}; --trace FILE says where the trace of {where} lies") from None
     if recording.sha256 != written.get("sha256"):
+        read = recording.name if elsewhere is None else plain(str(elsewhere.value))
         raise TraceError(
-            f"{recording.name if elsewhere is None else plain(str(elsewhere.value))}: not the trace "
-            f"of {where}: sha256 {recording.sha256[:12]}..., "
-            f"expected {quote(str(written.get('sha256'))[:12])}...; --trace FILE names another"
+            f"{read} is not the trace of {where}, or has changed: sha256 {recording.sha256[:12]}, "
+            f"expected {quote(str(written.get('sha256'))[:12])}; --trace FILE names another"
         )
     return arriving(recording, load)
 
@@ -169,7 +174,7 @@ def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, 
 
 
 def step_starts(simulation: Simulation) -> set[int]:
-    """Run *simulation* and answer an instant just inside each step, in ps after the first arrival."""
+    """Run *simulation*; answer an instant just inside each step, in ps after the first arrival."""
     recorder = simulation.run().recorder
     origin = int(recorder.trace.arrival_ps[0])
     instants: set[int] = set()
