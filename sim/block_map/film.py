@@ -15,7 +15,8 @@ def film(watch: MapWatch, frames: Sequence[int]) -> dict[str, Any]:
 
     ``tenancies`` are lists of (row of the trace, tokens written at its end, first frame, changes of
     places held, changes of tokens written, `progressions` of the places). ``changes`` has for each
-    frame the places that are cached now and were not, or were and are not, as (gap, length) pairs; ``unusable`` (start, length) pairs.
+    frame the places that are cached now and were not, or were and are not, as (gap, length) pairs;
+    ``unusable`` has (start, length) pairs.
     """
     memory = watch.memory
     rows = [watch.rows[frame] for frame in frames]

@@ -1,4 +1,4 @@
-"""The data of the page: frames of every run at the same instants, and the names of who is in them."""
+"""The data of the page: every run at the same instants, and the names of who is seen."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

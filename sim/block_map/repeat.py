@@ -1,7 +1,7 @@
 """A finished run, read back from its folder so that it can be run again, and held to what it left.
 
-A run is decided by its manifest, so that repeating it shows memory at any instant without files that
-grow with steps and blocks (DECISIONS.md, 48).
+A run is decided by its manifest, so that repeating it shows memory at any instant, without files
+that grow with steps and blocks (DECISIONS.md, 48).
 """
 
 import math
