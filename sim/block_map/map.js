@@ -116,7 +116,7 @@ class PoolMap {
       this.width = Math.floor(width / this.columns);
       this.height = Math.round(54 * ratio);
     } else {
-      const tall = width / ratio > 330 ? 0.75 : 1.5; // wide ones are under each other, as on a phone
+      const tall = width / ratio > 330 ? 0.75 : 1.8; // wide ones are under each other, as on a phone
       let side = Math.max(1, Math.floor(Math.sqrt((width * width * tall) / num)));
       while (side > 1 && Math.floor(width / side) * Math.floor((width * tall) / side) < num) side--;
       this.width = this.height = side;

@@ -30,8 +30,8 @@ function svg(tag, attributes, ...children) {
 }
 
 const count = (value) => value.toLocaleString("en-US");
-const percent = (value) => `${value.toFixed(1)} %`;
-const amount = (value) => (value >= 0.05 ? percent(value) : value > 0 ? "under 0.1 %" : "nothing");
+const percent = (value) => `${value.toFixed(1)}\u00a0%`;
+const amount = (value) => (value >= 0.05 ? percent(value) : value > 0 ? "under 0.1\u00a0%" : "nothing");
 const seconds = (value) => `${value < 100 && data.of_steps ? value.toFixed(2) : value.toFixed(1)} s`;
 
 function lineSample(run) {
@@ -104,8 +104,8 @@ class Panel {
     if (film.external[frame]) parts.push(`${percent(film.share("external", frame))} is in holes that fit nobody`);
     const words = [make("b", wasted >= 0.05 ? { class: "bad" } : {}, `Wastes ${amount(wasted)} now`)];
     words.push(parts.length && wasted >= 0.05 ? `: ${parts.join(", ")}.` : ".");
-    if (film.reserved[frame]) words.push(` ${percent(film.share("reserved", frame))} waits for tokens to come.`);
-    if (film.shareOf) words.push(` ${percent((100 * film.shareOf) / film.capacity)} is prefixes that several share.`);
+    if (film.share("reserved", frame) >= 0.05) words.push(` ${percent(film.share("reserved", frame))} is kept for tokens to come.`);
+    if (film.shareOf >= film.capacity / 2000) words.push(` ${percent((100 * film.shareOf) / film.capacity)} is prefixes that several share.`);
     if (film.share("cached", frame) >= 0.05) words.push(` ${percent(film.share("cached", frame))} is cached, free for the taking.`);
     return words;
   }
@@ -339,7 +339,7 @@ function headline(frame) {
   const best = running.reduce((one, other) => (other.wasted(frame) < one.wasted(frame) - 0.05 ||
     (other.wasted(frame) < one.wasted(frame) + 0.05 && other.running[frame] > one.running[frame]) ? other : one));
   const serves = (film) => `${count(film.running[frame])} ${film.running[frame] === 1 ? "request" : "requests"}`;
-  const words = [`At ${time} ${worst.label} `, make("b", {}, `wastes ${amount(worst.wasted(frame))}`),
+  const words = [`At ${time} ${worst.label} `, make(worst.wasted(frame) >= 0.05 ? "b" : "em", {}, `wastes ${amount(worst.wasted(frame))}`),
     ` of its memory and serves ${serves(worst)}`];
   if (best !== worst) {
     words.push("; with as much, ", make("em", {}, `${best.label} wastes ${amount(best.wasted(frame))}`), ` and serves ${serves(best)}`);

@@ -28,7 +28,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep"),
+    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "block_map"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -46,7 +46,17 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace")
+    for name in (
+        "capacity",
+        "common",
+        "run",
+        "compare",
+        "plot",
+        "sweep",
+        "tables",
+        "trace",
+        "report",
+    )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
@@ -206,6 +216,7 @@ def _imported(*arguments: str) -> set[str]:
         ["tables", "--help"],
         ["tables", "show", "--help"],
         ["plot", "--help"],
+        ["report", "--help"],
         ["trace", "fit", "--help"],
     ],
 )
