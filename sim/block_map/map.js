@@ -213,13 +213,19 @@ class PoolMap {
       context.textBaseline = "middle";
       context.font = `600 ${12 * ratio}px ${style.fontFamily}`;
       context.textAlign = "left";
-      context.fillText(String(place + film.first), x + 4 * ratio, y + 9 * ratio);
+      const number = String(place + film.first);
+      context.fillText(number, x + 4 * ratio, y + 9 * ratio);
       if (owner === NOBODY) continue;
+      const room = w - context.measureText(number).width - 14 * ratio;
       context.font = `${11 * ratio}px ${style.fontFamily}`;
       context.textAlign = "right";
       const name = data.requests[film.tenancies[owner].request];
-      const shown = film.holders[place] > 1 ? `${film.holders[place]} share` : `${name} [${film.order[place]}]`;
-      context.fillText(shown.length > 22 ? `${shown.slice(0, 21)}…` : shown, x + w - 4 * ratio, y + 9 * ratio);
+      const [who, which] = film.holders[place] > 1 ? [`${film.holders[place]} share`, ""] : [name, ` [${film.order[place]}]`];
+      let shown = who + which;
+      for (let length = Math.min(who.length, 40); length && context.measureText(shown).width > room; length--) {
+        shown = `${who.slice(0, length - 1)}…${which}`;
+      }
+      context.fillText(shown, x + w - 4 * ratio, y + 9 * ratio);
     }
   }
 

@@ -11,7 +11,7 @@ from sim.block_map.watch import MapWatch
 from sim.errors import FileError
 from sim.plots.style import looks
 from sim.simulation import RunResult, Simulation
-from sim.timing.base import TICKS_PER_PS
+from sim.timing.base import PS_PER_US, TICKS_PER_PS
 from workloads.record import PS_PER_S
 
 MAX_FRAMES = 300
@@ -76,17 +76,17 @@ def take_movie(finished: Sequence[Finished], simulate: Callable[..., RunResult])
 def _instants(finished: Sequence[Finished]) -> tuple[list[int], bool]:
     """Answer when frames are taken, in ps after the first arrival, and whether at every step."""
     num_steps = sum(run.files.summary["num_steps"] for run in finished)
-    end = max(run.files.summary["duration"] for run in finished)
-    end_ps = int(end * PS_PER_S)
-    if num_steps < MAX_FRAMES:
+    end = int(max(run.files.summary["duration"] for run in finished) * PS_PER_S)
+    instants = [end * frame // (MAX_FRAMES - 1) for frame in range(MAX_FRAMES - 1)]
+    of_steps = num_steps < MAX_FRAMES
+    if of_steps:
         starts: set[int] = set()
         for run in finished:
             result = run.simulation.result
             starts |= step_starts(Simulation(result.config, result.trace))
-        return [*sorted(starts), end_ps + 1], True
-    return [end_ps * frame // (MAX_FRAMES - 1) for frame in range(MAX_FRAMES - 1)] + [
-        end_ps + 1
-    ], False
+        if len(starts) <= num_steps:  # else the summary is of another run: `check_repeats`
+            instants = sorted(starts)
+    return [*instants, end + PS_PER_US], of_steps
 
 
 def _about(run: Finished) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def make_page(
 
     *data* is what the script draws; *charts* are PNG files by the name of the chart.
     """
-    script = "".join(_source(name) for name in ("film.js", "map.js", "page.js"))
+    script = "".join(_source(name) for name in ("film.js", "map.js", "series.js", "page.js"))
     style = _source("page.css")
     rows = comparison_rows(summaries)
     first = summaries[0]

@@ -16,8 +16,7 @@ from sim.allocators.base import HasMemoryMap
 from sim.arrivals import arriving, recorded
 from sim.config import LoadConfig
 from sim.errors import ConfigError, FileError
-from sim.files import read_small, reason
-from sim.plots.results import Results, RunFiles, read_results
+from sim.plots.results import Results, RunFiles, read_object, read_results
 from sim.results import manifest, versions
 from sim.settings import FLAG_RANK, Given, given_in, resolve
 from sim.simulation import RunResult, Simulation
@@ -26,7 +25,6 @@ from workloads.errors import TraceError, plain, quote
 from workloads.record import Trace
 
 EXPECTED = "expected a folder that kvsim run -o or kvsim compare wrote"
-_MAX_BYTES = 1 << 24
 _RUN_AGAIN = "run it again with this version"
 
 
@@ -73,15 +71,9 @@ def _read(
     path: Path, files: RunFiles, given: Mapping[str, Given], traces: dict[LoadConfig, Trace]
 ) -> Finished:
     where = plain(str(path))
-    try:
-        content = msgspec.json.decode(read_small(path, _MAX_BYTES))
-    except FileNotFoundError:
-        raise FileError(f"{where} is missing: the folder is half-written; {EXPECTED}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        why = reason(error) if isinstance(error, OSError | ValueError) else "nested too deeply"
-        raise FileError(f"{where}: {why}; {EXPECTED}") from None
+    content = read_object(path, dict)
     for name in ("kvsim", "config", "trace"):
-        if not isinstance(content, dict) or not isinstance(content.get(name), dict):
+        if not isinstance(content.get(name), dict):
             raise FileError(f"{where}: no object {name!r}; expected the manifest of a kvsim run")
     for name, kind in (("num_steps", int), ("duration", float)):
         if not isinstance(files.summary.get(name), kind):
