@@ -27,7 +27,9 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2")
 """Lines of the series, in the order of the runs: they tell them apart without colour."""
 
 
-def take_movie(finished: Sequence[Finished], simulate: Callable[..., RunResult]) -> dict[str, Any]:
+def take_movie(
+    finished: Sequence[Finished], simulate: Callable[[Simulation, MapWatch], RunResult]
+) -> dict[str, Any]:
     """Repeat the *finished* runs by *simulate* and answer what the page's script reads.
 
     Raises:
@@ -40,7 +42,7 @@ def take_movie(finished: Sequence[Finished], simulate: Callable[..., RunResult])
         watch = MapWatch(
             run.simulation.allocator, [(origin + instant) * TICKS_PER_PS for instant in instants]
         )
-        result = simulate(run.simulation, watch=watch)
+        result = simulate(run.simulation, watch)
         watch.finish()
         check_repeats(run, result)
         watches.append(watch)

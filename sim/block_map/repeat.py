@@ -71,7 +71,7 @@ def _read(
     path: Path, files: RunFiles, given: Mapping[str, Given], traces: dict[LoadConfig, Trace]
 ) -> Finished:
     where = plain(str(path))
-    content = read_object(path, dict)
+    content = read_object(path)
     for name in ("kvsim", "config", "trace"):
         if not isinstance(content.get(name), dict):
             raise FileError(f"{where}: no object {name!r}; expected the manifest of a kvsim run")

@@ -14,7 +14,6 @@ from sim.options import settings
 from sim.settings import FLAG_RANK, Given, read_config_file
 
 if TYPE_CHECKING:  # `kvsim capacity` runs nothing, and reads a trace only if it is given one
-    from sim.engine import Watch
     from sim.metrics import Recorder
     from sim.simulation import RunResult, Simulation
     from workloads.record import Trace
@@ -58,19 +57,15 @@ def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
     return trace
 
 
-def simulate(
-    simulation: "Simulation",
-    block_tables: TextIO | None = None,
-    watch: "Watch | None" = None,
-) -> "RunResult":
-    """Run *simulation*, with a progress bar if it takes long (`Simulation.run`)."""
+def simulate(simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
+    """Run *simulation*, with a progress bar if it takes long."""
     result = simulation.result
-    with _progress(result.trace, result.config.label, result.recorder) as update:
-        return simulation.run(update, block_tables, watch)
+    with progress(result.trace, result.config.label, result.recorder) as update:
+        return simulation.run(update, block_tables)
 
 
 @contextmanager
-def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
+def progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
     """Lend a callback that shows on stderr how many requests are done, once a run takes long."""
     wait = 1.0 if sys.stderr.isatty() else 10.0
     start = time.time()
