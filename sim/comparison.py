@@ -72,15 +72,30 @@ def comparison_report(rows: Sequence[Summary]) -> str:
             f"{first['num_prompts']:,} requests, {first['model_id']} on {first['gpu']}, "
             f"block size {first['block_size']}\n"
             f"* is the best of its column; factors are against {first['baseline']}",
-            "Concurrency, and where the KV slots are (time-weighted % of the pool)",
-            _table(rows, _MEMORY),
-            "Throughput and latency",
-            _table(rows, _SPEED),
+            *(part for table in comparison_tables(rows) for part in (table.title, _text(table))),
         ]
     )
 
 
-def _table(rows: Sequence[Summary], columns: Sequence[_Column]) -> str:
+class Table(NamedTuple):
+    """One table of a comparison, as text; a cell that ends in * is the best of its column."""
+
+    title: str
+    headers: list[str]
+    rows: list[tuple[str, ...]]
+
+
+def comparison_tables(rows: Sequence[Summary]) -> list[Table]:
+    """Answer the tables of a comparison: a row an allocator."""
+    return [
+        _table(
+            "Concurrency, and where the KV slots are (time-weighted % of the pool)", rows, _MEMORY
+        ),
+        _table("Throughput and latency", rows, _SPEED),
+    ]
+
+
+def _table(title: str, rows: Sequence[Summary], columns: Sequence[_Column]) -> Table:
     cells = [[row["allocator"] for row in rows]]
     columns = [column for column in columns if column.key in rows[0]]  # goodput if asked for
     for column in columns:
@@ -92,10 +107,14 @@ def _table(rows: Sequence[Summary], columns: Sequence[_Column]) -> str:
             best = f"{column.best(numbers):{column.spec}}"
         cells.append([f"{text}{'*' if text == best else ' '}" for text in shown])
     headers = ["allocator", *(f"{column.header}" for column in columns)]
-    align = ("left", *("right" for _ in columns))
+    return Table(title, headers, list(zip(*cells, strict=True)))
+
+
+def _text(table: Table) -> str:
+    align = ("left", *("right" for _ in table.headers[1:]))
     return tabulate.tabulate(
-        list(zip(*cells, strict=True)),
-        headers,
+        table.rows,
+        table.headers,
         tablefmt="simple",
         colalign=align,
         disable_numparse=True,

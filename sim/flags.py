@@ -238,6 +238,16 @@ _PLOT: "list[click.Parameter]" = [
         help="Style of matplotlib: a name like dark_background, or a file. Colours of curves stay.",
     ),
 ]
+_REPORT: "list[click.Parameter]" = [
+    click.Argument(["folder"], required=False, metavar="DIR"),
+    click.Option(_OUTPUT, metavar="FILE.html", help="Page to write [default: DIR/report.html]."),
+    click.Option(
+        ["--trace"], metavar="FILE", help="Where the trace lies now [default: as it was given]."
+    ),
+    click.Option(
+        ["--timing-table"], metavar="FILE", help="Likewise, the timing table, if there was one."
+    ),
+]
 _SOURCE: "list[click.Parameter]" = [
     click.Argument(["source"], required=False, metavar="TRACE"),
     click.Option(["--trace-format"], metavar="STR", help="Its format [default: as recognised]."),
@@ -407,6 +417,20 @@ def _plot() -> click.Command:
     return click.Command("plot", callback=callback, params=_PLOT, help=_PLOT_HELP)
 
 
+def _report() -> click.Command:
+    def callback(**values: Any) -> int:
+        from sim.commands.report import report  # noqa: PLC0415  # as above
+
+        return report(values)
+
+    doc = (
+        "Write one HTML page of a folder that kvsim run -o or compare wrote: its tables and "
+        "charts, and an animated map of the KV pool that shows whose each block is. It opens from "
+        "disk. The runs are repeated, and must be what they were."
+    )
+    return click.Command("report", callback=callback, params=_REPORT, help=doc)
+
+
 class _Commands(click.Group):
     """The commands by name; one that is unknown or missing is refused with the choices."""
 
@@ -472,6 +496,7 @@ def _cli() -> click.Group:
     group.add_command(_command("advise", _advise, doc, _Advise))
     group.add_command(_sweep())
     group.add_command(_plot())
+    group.add_command(_report())
     doc = "List, show, import and check tables of measured kernel times."
     group.add_command(_subgroup("tables", doc, _TABLES, _tables))
     doc = "Inspect, convert and sample traces, or imitate one."

@@ -86,7 +86,15 @@ def read_config_file(path: str, own: Collection[str] = ()) -> dict[str, Given]:
         ConfigError: it is not of that format, or has a key that is no setting.
     """
     shown = f"--config {plain(path)}"
-    values = parse_file(path, shown)
+    return given_in(parse_file(path, shown), shown, own)
+
+
+def given_in(values: Any, shown: str, own: Collection[str] = ()) -> dict[str, Given]:
+    """Answer the settings in *values*, an object from a file that refusals call *shown*, by name.
+
+    Raises:
+        ConfigError: it is no object, or has a key that is no setting.
+    """
     if not isinstance(values, dict):
         raise ConfigError(
             f"{shown}: expected an object of settings, "

@@ -199,6 +199,49 @@ class HasBlockTables(Protocol):
         ...
 
 
+class Holding(NamedTuple):
+    """What one request holds of the pool.
+
+    Attributes:
+        request: the owner; several requests may hold one place.
+        places: in token order (`MemoryMap`).
+        num_computed: tokens whose KV is in them once the step that was scheduled has run.
+    """
+
+    request: Request
+    places: Sequence[int]
+    num_computed: int
+
+
+class MemoryMap(NamedTuple):
+    """Whose each place of the pool is. It says where what `MemoryStats` counts.
+
+    Attributes:
+        unit: token slots of a place: those of a block, or 1.
+        first: id of the first place; they are numbered without a gap.
+        num_places: how many there are.
+        holdings: of every request that holds memory.
+        cached: places that nobody holds, kept for reuse.
+        unusable: free places that cannot be given to the request that wants memory.
+    """
+
+    unit: int
+    first: int
+    num_places: int
+    holdings: Sequence[Holding]
+    cached: Sequence[int] = ()
+    unusable: Sequence[range] = ()
+
+
+@runtime_checkable
+class HasMemoryMap(Protocol):
+    """Optional capability: memory that can be drawn."""
+
+    def memory_map(self) -> MemoryMap:
+        """Answer whose what is, as of the last grant; changes nothing, walks all that is held."""
+        ...
+
+
 def require_equal(what: str, booked: int, counted: int) -> None:
     """Raise `IntegrityError` unless the books and the recount agree."""
     if booked != counted:

@@ -9,7 +9,15 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Protocol
 
-from sim.allocators.base import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats, require_equal
+from sim.allocators.base import (
+    NOTHING_NEW,
+    NOTHING_TAKEN,
+    Allocation,
+    Holding,
+    MemoryMap,
+    MemoryStats,
+    require_equal,
+)
 from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_pool import KVPool, check_max_model_len
 from sim.request import Request
@@ -310,16 +318,33 @@ class ContiguousAllocator:
             end += size
         require_equal("slots", self._capacity, end)
         require_equal("reserved slots", self._reserved_slots, sum(size for _, _, size in extents))
-        # Nobody ever joins an allocator whose decodes are served one by one (`SingleSteps`).
-        joined = self._num_decoding > 0
-        live = sum(
-            r.offset + self._step if joined and r.is_decoding else r.num_computed_tokens
-            for r in self._extents
-        )
+        live = sum(self._num_computed(request) for request in self._extents)
         require_equal("live slots", self._live, live)
         written = sum(request.final_num_computed_tokens for request in self._extents)
         require_equal("internal slots", self._internal, self._reserved_slots - written)
         require_equal("external slots", self._external, self._count_external())
+
+    def memory_map(self) -> MemoryMap:
+        """See `HasMemoryMap.memory_map`; a place is a slot."""
+        holdings, unusable = [], []
+        for request, (start, size) in self._extents.items():
+            holdings.append(
+                Holding(request, range(start, start + size), self._num_computed(request))
+            )
+            if rounding := self._placement.extent(size) - size:
+                unusable.append(range(start + size, start + size + rounding))
+        wanted = self._wanted or 1
+        extent = self._placement.extent(wanted)
+        for start, size in self._placement.holes():
+            usable = size // extent * wanted
+            if usable < size:
+                unusable.append(range(start + usable, start + size))
+        return MemoryMap(1, 0, self._capacity, holdings, unusable=unusable)
+
+    def _num_computed(self, request: Request) -> int:
+        # Nobody ever joins an allocator whose decodes are served one by one (`SingleSteps`).
+        joined = self._num_decoding > 0 and request.is_decoding
+        return request.offset + self._step if joined else request.num_computed_tokens
 
     def _reservation_of(self, request: Request) -> int:
         if self._reservation == "oracle":

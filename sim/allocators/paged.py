@@ -10,6 +10,8 @@ from heapq import heappop, heappush
 from sim.allocators.base import (
     NOTHING_TAKEN,
     Allocation,
+    Holding,
+    MemoryMap,
     MemoryStats,
     Taken,
     require_equal,
@@ -266,6 +268,16 @@ class PagedAllocator:
         """Answer a copy of the block ids of *request*, in token order."""
         return list(self._tables[request])
 
+    def memory_map(self) -> MemoryMap:
+        """See `HasMemoryMap.memory_map`; a place is a block."""
+        holdings = [
+            Holding(request, list(table), self._num_computed(request))
+            for request, table in self._tables.items()
+        ]
+        return MemoryMap(
+            self.block_size, NULL_BLOCKS, self._num_usable_blocks, holdings, self._cached_blocks()
+        )
+
     def _num_computed(self, request: Request) -> int:
         """Answer the tokens it has computed, decoding or not."""
         # Nobody ever joins an allocator whose decodes are served one by one (`SingleSteps`).
@@ -309,6 +321,10 @@ class PagedAllocator:
     def _num_cached_blocks(self) -> int:
         """Answer how many of the free blocks are kept for reuse."""
         return 0
+
+    def _cached_blocks(self) -> list[int]:
+        """Answer the blocks that `_num_cached_blocks` counts."""
+        return []
 
     def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
         """Answer how many blocks of a hit nobody holds."""

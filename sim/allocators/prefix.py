@@ -163,6 +163,9 @@ class PrefixCachingAllocator(PagedAllocator):
     def _num_cached_blocks(self) -> int:
         return self._cache.num_evictable
 
+    def _cached_blocks(self) -> list[int]:
+        return self._cache.evictable()
+
     def _num_unheld_hits(self, request: Request, num_tokens: int) -> int:
         blocks = self._cache.find(self._keys_of(request), num_tokens // self.block_size)
         return self._cache.num_unheld(blocks)

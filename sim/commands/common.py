@@ -67,12 +67,12 @@ def load_recorded(load: LoadConfig, notes: list[str]) -> "Trace":
 def simulate(simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
     """Run *simulation*, with a progress bar if it takes long."""
     result = simulation.result
-    with _progress(result.trace, result.config.label, result.recorder) as update:
+    with progress(result.trace, result.config.label, result.recorder) as update:
         return simulation.run(update, block_tables)
 
 
 @contextmanager
-def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
+def progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
     """Lend a callback that shows on stderr how many requests are done, once a run takes long."""
     wait = 1.0 if sys.stderr.isatty() else 10.0
     start = time.time()

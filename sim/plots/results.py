@@ -40,7 +40,7 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         where = folder / "summary.json"
-        self.summary = _json(where, dict)
+        self.summary = read_object(where)
         for key, kind in _SUMMARY_KEYS.items():
             value = self.summary.get(key)
             if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
@@ -127,7 +127,7 @@ def _sweep(folder: Path) -> Cells:
     columns = list(frame.columns)
     where = folder / "sweep.json"
     if where.exists():
-        swept = _json(where, dict).get("swept")
+        swept = read_object(where).get("swept")
         if not isinstance(swept, list) or not all(isinstance(name, str) for name in swept):
             raise FileError(f"{plain(str(where))}: key swept: expected a list of settings' names")
     elif _FIRST_OF_SUMMARY in columns:  # what a sweep left elsewhere, as in results/
@@ -189,14 +189,18 @@ def read_frame(folder: Path, name: str) -> tuple[Path, pd.DataFrame]:
     return path, frame.loc[:, ~frame.columns.duplicated()]
 
 
-def _json(path: Path, kind: type[Any]) -> Any:
-    """Answer the JSON object in *path*."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Answer the JSON object in *path*.
+
+    Raises:
+        FileError: it cannot be read, or is none.
+    """
     where = plain(str(path))
     try:
         content = msgspec.json.decode(read_small(path, _MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError | ValueError) else "nested too deeply"
         raise FileError(f"{where}: {why}; {EXPECTED}") from None
-    if not isinstance(content, kind):
+    if not isinstance(content, dict):
         raise FileError(f"{where}: expected a JSON object; {EXPECTED}")
     return content

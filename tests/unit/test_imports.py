@@ -28,7 +28,15 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "what_if"),
+    (
+        "comparison",
+        "timing_report",
+        "timing_plots",
+        "trace_report",
+        "sweep",
+        "what_if",
+        "block_map",
+    ),
     ("advice", "advice_report"),
     ("commands",),
     ("flags",),
@@ -57,6 +65,7 @@ COMMANDS = {
         "tables",
         "trace",
         "advise",
+        "report",
     )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
@@ -218,6 +227,7 @@ def _imported(*arguments: str) -> set[str]:
         ["tables", "--help"],
         ["tables", "show", "--help"],
         ["plot", "--help"],
+        ["report", "--help"],
         ["trace", "fit", "--help"],
     ],
 )

@@ -1,0 +1,119 @@
+"""What the KV pool looks like at chosen instants of a run: whose each place is, and since when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.allocators.base import Allocator, HasMemoryMap, MemoryMap
+from sim.clients import NEVER
+from sim.columns import SLOT_STATES
+from sim.request import Request
+from sim.scheduler_output import SchedulerOutput
+from workloads.record import IntArray
+
+COUNTERS = ("refusals", "preemptions", "queries", "hits")
+"""Added up from the start of the run: allocations refused, requests preempted, prompt tokens looked
+up in the prefix cache, and of those found."""
+
+COLUMNS = ("step", "running", "waiting", *SLOT_STATES, *COUNTERS)
+"""Numbers of a frame; slots as right after scheduling, as in the step table of single steps."""
+
+
+@dataclass(slots=True)
+class Tenancy:
+    """A request's hold on memory, from admission until it gives everything back.
+
+    Attributes:
+        request: the owner.
+        first: the first frame in which it is seen.
+        places: all it has held so far, in token order.
+        held: in each frame from the first on, how many of them.
+        computed: likewise, tokens written.
+    """
+
+    request: Request
+    first: int
+    places: Sequence[int] = ()
+    held: list[int] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+
+
+class MapWatch:
+    """Takes a frame at each of *instants* (`sim.engine.Watch`).
+
+    A frame is of the step that runs then, as it was scheduled. The engine lets a run of steps end
+    with that step, so no frame lies inside one; of idle time it is what the last step left. Call
+    `finish` when the run is over.
+
+    Args:
+        allocator: the run's own.
+        instants: in ticks, rising.
+
+    Attributes:
+        rows: `COLUMNS` of each frame.
+        tenancies: in order of appearance.
+        cached: of each frame, the places kept for reuse, rising.
+        unusable: of each frame, see `MemoryMap`.
+    """
+
+    def __init__(self, allocator: Allocator, instants: Sequence[int]) -> None:
+        assert isinstance(allocator, HasMemoryMap), "asked by who makes it"
+        self._allocator, self._has_map = allocator, allocator
+        self._instants = instants
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._num_steps = 0
+        self._current: dict[Request, Tenancy] = {}
+        self.rows: list[tuple[int, ...]] = []
+        self.tenancies: list[Tenancy] = []
+        self.cached: list[IntArray] = []
+        self.unusable: list[Sequence[range]] = []
+        self.next_at = instants[0]
+
+    def look(
+        self, end: int, num_running: int, num_waiting: int, output: SchedulerOutput | None = None
+    ) -> None:
+        """See `sim.engine.Watch`."""
+        if output is not None:
+            counts = self._counts
+            counts["refusals"] += output.num_refusals
+            counts["preemptions"] += len(output.preempted)
+            counts["queries"] += output.prefix_cache_queries
+            counts["hits"] += output.prefix_cache_hits
+            self._num_steps += output.num_steps
+        while self.next_at < end:
+            self._take(num_running, num_waiting)
+            place = len(self.rows)
+            self.next_at = self._instants[place] if place < len(self._instants) else NEVER
+
+    def finish(self) -> None:
+        """Take the frames after the end of the run."""
+        self.look(NEVER, 0, 0)
+
+    @property
+    def memory(self) -> MemoryMap:
+        """What the pool looks like now."""
+        return self._has_map.memory_map()
+
+    def _take(self, num_running: int, num_waiting: int) -> None:
+        memory, stats = self.memory, self._allocator.stats()
+        frame = len(self.rows)
+        free = stats.free - stats.external
+        slots = (stats.live, stats.reserved, stats.internal, stats.external, stats.cached, free)
+        self.rows.append(
+            (self._num_steps - 1, num_running, num_waiting, *slots, *self._counts.values())
+        )
+        current = {}
+        for request, places, num_computed in memory.holdings:
+            tenancy = self._current.get(request)
+            # Memory that was lost and got again between two frames may lie elsewhere.
+            if tenancy is None or places[: len(tenancy.places)] != tenancy.places:
+                tenancy = Tenancy(request, frame)
+                self.tenancies.append(tenancy)
+            tenancy.places = places
+            tenancy.held.append(len(places))
+            tenancy.computed.append(num_computed)
+            current[request] = tenancy
+        self._current = current
+        self.cached.append(np.sort(np.array(memory.cached, dtype=np.int64)))
+        self.unusable.append(memory.unusable)
