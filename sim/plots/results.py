@@ -31,29 +31,13 @@ _FIRST_OF_SUMMARY = "model_id"
 """The column of `summarize` that follows those of the swept settings."""
 
 
-class RunFiles:
-    """The result files of one run, as `sim.results.write_run` left them.
+class RunSeries:
+    """A run over time: its summary and its step rows."""
 
-    Raises:
-        FileError: a file is not there or not as it was left, or no step took time.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        where = folder / "summary.json"
-        self.summary = _json(where, dict)
-        for key, kind in _SUMMARY_KEYS.items():
-            value = self.summary.get(key)
-            if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
-                raise FileError(
-                    f"{plain(str(where))}: key {key}: {quote(value)}; expected the summary of a "
-                    "kvsim run that served somebody"
-                )
-        self.label: str = self.summary["allocator"]
-        path, self.steps = read_frame(folder, "steps")
-        for column in _STEP_COLUMNS:
-            self.steps[column] = numbers(self.steps, column, path)
-        if not self.steps["duration"].sum() > 0 or self.summary["kv_cache_slots"] < 1:
-            raise FileError(f"{plain(str(path))}: no step took time: nothing to draw")
+    def __init__(self, summary: dict[str, Any], steps: pd.DataFrame) -> None:
+        self.summary = summary
+        self.steps = steps
+        self.label: str = summary["allocator"]
 
     @property
     def end(self) -> float:
@@ -77,6 +61,31 @@ class RunFiles:
         times = np.column_stack([start, start + duration]).ravel()
         totals = np.column_stack([np.concatenate([[0.0], total[:-1]]), total]).ravel()
         return np.asarray(np.diff(np.interp(edges, times, totals)))
+
+
+class RunFiles(RunSeries):
+    """The result files of one run, as `sim.results.write_run` left them.
+
+    Raises:
+        FileError: a file is not there or not as it was left, or no step took time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        where = folder / "summary.json"
+        summary = read_object(where)
+        for key, kind in _SUMMARY_KEYS.items():
+            value = summary.get(key)
+            if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
+                raise FileError(
+                    f"{plain(str(where))}: key {key}: {quote(value)}; expected the summary of a "
+                    "kvsim run that served somebody"
+                )
+        path, steps = read_frame(folder, "steps")
+        for column in _STEP_COLUMNS:
+            steps[column] = numbers(steps, column, path)
+        if not steps["duration"].sum() > 0 or summary["kv_cache_slots"] < 1:
+            raise FileError(f"{plain(str(path))}: no step took time: nothing to draw")
+        super().__init__(summary, steps)
 
 
 class Results(NamedTuple):
@@ -127,7 +136,7 @@ def _sweep(folder: Path) -> Cells:
     columns = list(frame.columns)
     where = folder / "sweep.json"
     if where.exists():
-        swept = _json(where, dict).get("swept")
+        swept = read_object(where).get("swept")
         if not isinstance(swept, list) or not all(isinstance(name, str) for name in swept):
             raise FileError(f"{plain(str(where))}: key swept: expected a list of settings' names")
     elif _FIRST_OF_SUMMARY in columns:  # what a sweep left elsewhere, as in results/
@@ -189,14 +198,18 @@ def read_frame(folder: Path, name: str) -> tuple[Path, pd.DataFrame]:
     return path, frame.loc[:, ~frame.columns.duplicated()]
 
 
-def _json(path: Path, kind: type[Any]) -> Any:
-    """Answer the JSON object in *path*."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Answer the JSON object in *path*.
+
+    Raises:
+        FileError: it cannot be read, or is none.
+    """
     where = plain(str(path))
     try:
         content = msgspec.json.decode(read_small(path, _MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError | ValueError) else "nested too deeply"
         raise FileError(f"{where}: {why}; {EXPECTED}") from None
-    if not isinstance(content, kind):
+    if not isinstance(content, dict):
         raise FileError(f"{where}: expected a JSON object; {EXPECTED}")
     return content

@@ -1,0 +1,230 @@
+"""Facts of a vLLM server's ``/metrics``: one scrape, or a series with timestamps (OpenMetrics).
+
+Names and units are vLLM 0.33.0's (``v1/metrics/loggers.py``): usage is a share of 1, look-ups are
+tokens, counters count since the server started.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+
+from sim.errors import FileError
+from sim.files import read_small, reason
+from sim.health.facts import Facts, Point
+from workloads.errors import plain, quote
+
+MAX_BYTES = 1 << 26
+"""Of a file: a scrape has 100 KB, an hour of OpenMetrics a few MB."""
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+USAGE = "vllm:kv_cache_usage_perc"
+REQUIRED = (RUNNING, WAITING, USAGE)
+QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+SUCCESS = "vllm:request_success_total"
+LENGTHS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+CONFIG = "vllm:cache_config_info"
+OLD = {
+    "vllm:gpu_cache_usage_perc": USAGE,
+    "vllm:gpu_prefix_cache_queries_total": QUERIES,
+    "vllm:gpu_prefix_cache_hits_total": HITS,
+}
+"""Names that vLLM had until 0.9, of the same meaning."""
+
+ENGINES = ("sglang", "trtllm", "nv_trt_llm", "lmdeploy", "tgi")
+"""What the metrics of other engines start with."""
+
+Whose = tuple[str, str]
+"""Model and engine, as labels name them."""
+
+
+class _Value(NamedTuple):
+    labels: dict[str, str]
+    value: float
+    time: float
+
+
+class _Scrape:
+    """Every sample of one engine, by the name of the sample, in the order of time."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[_Value]] = {}
+
+    def at(self, name: str, time: float) -> float | None:
+        """Answer the sum of *name* over its other labels at *time*."""
+        found = [each.value for each in self.values.get(name, ()) if each.time == time]
+        return math.fsum(found) if found else None
+
+    def last(self, name: str) -> float | None:
+        """Answer the latest value of *name*."""
+        times = [each.time for each in self.values.get(name, ())]
+        return self.at(name, max(times)) if times else None
+
+    def label(self, name: str, key: str) -> str | None:
+        """Answer the label *key* of *name*, as the last sample has it."""
+        values = self.values.get(name)
+        found = values[-1].labels.get(key) if values else None
+        return None if found in {None, "", "None"} else found
+
+
+def facts_of_metrics(path: Path) -> list[Facts]:
+    """Answer the facts of every engine in the metrics text at *path*.
+
+    Raises:
+        FileError: it cannot be read, is no metrics text, of another engine, or lacks what every
+            vLLM server exposes.
+    """
+    shown = f"--metrics {plain(str(path))}"
+    try:
+        data = read_small(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{shown} cannot be read: {reason(error)}; {_EXPECTED}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{shown}: byte {error.start} is no text; {_EXPECTED}") from None
+    if not text.strip():
+        raise FileError(f"{shown} is empty; {_EXPECTED}")
+    scrapes = _scrapes(_families(text, shown), shown)
+    return [_facts(scrape, _named(shown, whose, len(scrapes))) for whose, scrape in scrapes.items()]
+
+
+_EXPECTED = "expected the text of a vLLM server's /metrics"
+
+
+def _families(text: str, shown: str) -> Iterator[Metric]:
+    """Yield what the text has; OpenMetrics if it ends as that must."""
+    parse = open_families if text.rstrip().endswith("# EOF") else plain_families
+    try:
+        yield from parse(text)
+    # The parsers raise whatever their string handling does on lines that are none.
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
+        why = quote(" ".join(str(error).split()))
+        raise FileError(f"{shown}: no metrics text: {why}; {_EXPECTED}") from None
+
+
+def _scrapes(families: Iterable[Metric], shown: str) -> dict[Whose, _Scrape]:
+    scrapes: dict[Whose, _Scrape] = {}
+    others: set[str] = set()
+    for family in families:
+        for sample in family.samples:
+            if not sample.name.startswith("vllm:"):
+                others.add(sample.name.partition(":")[0].partition("_")[0])
+                continue
+            whose = (sample.labels.get("model_name", ""), sample.labels.get("engine", ""))
+            scrape = scrapes.setdefault(whose, _Scrape())
+            time = 0.0 if sample.timestamp is None else float(sample.timestamp)
+            name = OLD.get(sample.name, sample.name)
+            value = _Value(sample.labels, float(sample.value), time)
+            scrape.values.setdefault(name, []).append(value)
+    # cache_config_info has no model: what it says is of the engine of that number, or of all.
+    for whose in [each for each in scrapes if not each[0]]:
+        owners = [each for each in scrapes if each[0] and whose[1] in {"", each[1]}]
+        for owner in owners:
+            for name, values in scrapes[whose].values.items():
+                scrapes[owner].values.setdefault(name, values)
+        if owners:
+            del scrapes[whose]
+    _check(scrapes, others, shown)
+    return scrapes
+
+
+def _check(scrapes: dict[Whose, _Scrape], others: set[str], shown: str) -> None:
+    """Refuse what is not of vLLM, or not whole."""
+    if not scrapes:
+        engine = next((name for name in ENGINES if name.partition("_")[0] in others), None)
+        what = f"of {engine}" if engine else "without a family that starts with vllm:"
+        raise FileError(f"{shown}: metrics {what}; {_EXPECTED}")
+    for scrape in scrapes.values():
+        missing = [name for name in REQUIRED if name not in scrape.values]
+        if missing:
+            raise FileError(
+                f"{shown}: {', '.join(missing)} missing; expected them, as vLLM 0.33 exposes them"
+            )
+        most = max(each.value for each in scrape.values[USAGE])
+        if not most <= 1:
+            raise FileError(f"{shown}: {USAGE} {most:g}: expected a share from 0 to 1, not per cent")
+
+
+def _named(shown: str, whose: Whose, count: int) -> str:
+    if count == 1:
+        return shown
+    return f"{shown}, {whose[0] or 'no model'} engine {whose[1] or '-'}"
+
+
+def _facts(scrape: _Scrape, name: str) -> Facts:
+    facts = Facts(source="metrics", name=name)
+    for key, field, kind in (
+        ("block_size", "block_size", int),
+        ("gpu_memory_utilization", "gpu_memory_utilization", float),
+    ):
+        text = scrape.label(CONFIG, key)
+        try:
+            setattr(facts, field, None if text is None else kind(text))
+        except ValueError:
+            continue
+    caching = scrape.label(CONFIG, "enable_prefix_caching")
+    facts.enable_prefix_caching = None if caching is None else caching == "True"
+    blocks = scrape.label(CONFIG, "num_gpu_blocks")
+    if blocks is not None and blocks.isdigit() and facts.block_size is not None:
+        facts.kv_tokens = int(blocks) * facts.block_size
+    facts.queries, facts.hits = scrape.last(QUERIES), scrape.last(HITS)
+    if facts.queries and facts.hits is not None:
+        facts.hit_rate = facts.hits / facts.queries
+        facts.places["hit_rate"] = f"{facts.hits:,.0f} of {facts.queries:,.0f} tokens since start"
+    preempted, done = scrape.last(PREEMPTIONS), scrape.last(SUCCESS)
+    facts.num_preemptions = None if preempted is None else int(preempted)
+    facts.num_requests = None if done is None else int(done)
+    facts.places["num_preemptions"] = "since start"
+    _lengths(facts, scrape)
+    facts.series = list(_series(scrape))
+    return facts
+
+
+def _lengths(facts: Facts, scrape: _Scrape) -> None:
+    """Fill in lengths from histograms: means, and the bound of the highest bucket that is used."""
+    means, longest = 0.0, 0.0
+    for name in LENGTHS:
+        count, total = scrape.last(f"{name}_count"), scrape.last(f"{name}_sum")
+        if not count or total is None:
+            return
+        means += total / count
+        used = [
+            float(each.labels.get("le", "inf"))
+            for each in scrape.values.get(f"{name}_bucket", ())
+            if each.value >= count
+        ]
+        longest += min(used, default=math.inf)
+    facts.mean_len = means
+    if math.isfinite(longest):
+        facts.longest = int(longest)
+        facts.places["longest"] = "upper bounds of the buckets"
+
+
+def _series(scrape: _Scrape) -> Iterator[Point]:
+    """Answer a point a time; counters become what was added since the time before."""
+    before: dict[str, float] = {}
+    times = sorted({each.time for each in scrape.values[USAGE]})
+    for time in times:
+        now = {name: scrape.at(name, time) for name in (QUERIES, HITS, PREEMPTIONS)}
+        added = {
+            name: value - before[name]
+            for name, value in now.items()
+            if value is not None and name in before
+        }
+        before |= {name: value for name, value in now.items() if value is not None}
+        queries = added.get(QUERIES, 0.0)
+        yield Point(
+            f"{time - times[0]:,.1f} s",
+            scrape.at(RUNNING, time),
+            scrape.at(WAITING, time),
+            scrape.at(USAGE, time),
+            added.get(HITS, 0.0) / queries if queries > 0 else None,
+            queries,
+            added.get(PREEMPTIONS),
+        )
