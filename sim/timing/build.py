@@ -46,6 +46,7 @@ _NAMES = {"all_gather": "gather of logits", "lm_head": "lm_head", "sampler": "sa
 """Kernels of one term that may have different sources."""
 
 _KV_16_BIT = ("bfloat16", "float16")  # equally fast
+FP8_BYTES, KV_16_BIT_BYTES = 1, 2
 
 CONTIGUOUS = 0
 """The block size of memory without blocks."""
@@ -201,9 +202,11 @@ class _Builder:
 
     def _note_fitted_attention(self, term: str) -> None:
         fits = self._needed_fits(term)
-        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
-        decode, prefill = fits.attention_sections(self._shape, kv_bytes)
+        decode, prefill = fits.attention_sections(self._shape, self._priced_kv_bytes(fits))
         self._note_fit(term, fits, decode if term == "decode attention" else prefill)
+        if self._priced_kv_bytes(fits) != self._kv_bytes:
+            why = f"that of a 16-bit KV cache: no fit of {self._deployment.kv_cache_dtype} on"
+            self._note(term, "assumed", f"{why} {self._deployment.gpu.name}")
 
     def _needed_fits(self, what: str) -> Fits:
         """Answer the fits, without which *what* has no price; ConfigError if there are none."""
@@ -238,9 +241,22 @@ class _Builder:
 
     def _fitted_attention(self) -> AttentionCost:
         fits = self._needed_fits("attention")
-        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
-        factor = self._factor(fits.page)
+        kv_bytes, factor = self._priced_kv_bytes(fits), self._factor(fits.page)
         return fits.attention(self._shape, dtype_bytes(self._model), kv_bytes, factor)
+
+    @property
+    def _kv_bytes(self) -> float:
+        return kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
+
+    def _priced_kv_bytes(self, fits: Fits) -> float:
+        """Answer the bytes of a KV element that attention is priced by.
+
+        Where fp8 was not measured on the GPU it is taken to be as slow as 16 bits: it reads half,
+        and has to convert.
+        """
+        if self._kv_bytes == FP8_BYTES and not fits.has_attention(self._shape, FP8_BYTES):
+            return KV_16_BIT_BYTES
+        return self._kv_bytes
 
     def _latent_block(self, table: TimingTable) -> TableAttention | None:
         """Answer the cost of attention with all around it, if *table* has it for this model.
@@ -356,8 +372,7 @@ class _Builder:
             return 0.0
         shape = self._shape
         elements = (1 if shape.latent else 2) * shape.num_kv_heads * shape.head_dim
-        kv_bytes = kv_element_bytes(self._model, self._deployment.kv_cache_dtype)
-        return (self._deployment.gpu.l2_bytes or 0) / (elements * kv_bytes)
+        return (self._deployment.gpu.l2_bytes or 0) / (elements * self._kv_bytes)
 
     def _kv_dtypes(self) -> tuple[str, ...]:
         """Answer what the rows may call the type of the KV cache."""

@@ -238,14 +238,9 @@ class Fits:
         Raises:
             ConfigError: there are none for such heads; the message has those that there are.
         """
-        heads, kv_heads, dim, latent = shape
+        heads, kv_heads, _, latent = shape
         names = ("decode_attention", "prefill_attention")
-        suffix = "_fp8" if kv_bytes == 1 else ""
-        if latent is not None:
-            decode, prefill = f"mla_decode{suffix}", "mla_prefill"
-        else:
-            suffix += "" if dim == FITTED_HEAD_DIM else f"_hd{dim}"
-            decode, prefill = (f"{name}{suffix}" for name in names)
+        decode, prefill = self._section_names(shape, kv_bytes)
         too_many = latent is None and heads > MAX_QUERY_HEADS_A_KV_HEAD * kv_heads
         if too_many or not (self.has(decode) and self.has(prefill)):
             what = "latent attention, " if latent else ""
@@ -257,6 +252,18 @@ class Fits:
                 "--step-time linear:..."
             )
         return decode, prefill
+
+    @staticmethod
+    def _section_names(shape: AttentionShape, kv_bytes: float) -> tuple[str, str]:
+        suffix = "_fp8" if kv_bytes == 1 else ""
+        if shape.latent is not None:
+            return f"mla_decode{suffix}", "mla_prefill"
+        suffix += "" if shape.head_dim == FITTED_HEAD_DIM else f"_hd{shape.head_dim}"
+        return f"decode_attention{suffix}", f"prefill_attention{suffix}"
+
+    def has_attention(self, shape: AttentionShape, kv_bytes: float) -> bool:
+        """Whether there are fits of attention for such heads."""
+        return all(map(self.has, self._section_names(shape, kv_bytes)))
 
     def _latent_attention(
         self,

@@ -28,7 +28,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep"),
+    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "what_if"),
     ("commands",),
     ("flags",),
     ("cli",),

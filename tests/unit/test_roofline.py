@@ -241,6 +241,21 @@ def test_the_roofline_refuses_what_it_has_no_fit_for() -> None:
         roofline("H100", wide)
 
 
+def test_fp8_that_was_not_measured_is_priced_as_16_bits() -> None:
+    batch = StepBatch(8, 8 * 5000, ((256, 512),))
+    found = {}
+    for gpu in ("A100-80", "H100"):
+        for kv_cache_dtype in ("auto", "fp8"):
+            deployment = Deployment(LLAMA, get_gpu(gpu), kv_cache_dtype=kv_cache_dtype)
+            model = kernel_step_time(EAGER, deployment)
+            found[gpu, kv_cache_dtype] = _ps(model, batch)
+            said = [s.terms for s in model.sources if "that of a 16-bit KV cache" in s.description]
+            wanted = ["decode attention, prefill attention"]
+            assert said == (wanted if (gpu, kv_cache_dtype) == ("A100-80", "fp8") else [])
+    assert found["A100-80", "fp8"] == found["A100-80", "auto"]
+    assert found["H100", "fp8"] < found["H100", "auto"]
+
+
 def test_the_peaks_are_those_of_the_fit() -> None:
     """The fits are fractions of these peaks, so a change of a GPU's row would change the times."""
     peaks = {"A100-80": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}
