@@ -17,11 +17,13 @@ class Check(NamedTuple):
         find: answers what is wrong, or None.
         needs: fields of `Facts`, of each group one of which has to be known for None to mean that
             nothing is wrong.
+        sharing: it asks nothing of a server without prefix caching.
     """
 
     question: str
     find: Callable[[Facts], Finding | None]
     needs: tuple[tuple[str, ...], ...] = ()
+    sharing: bool = False
 
 
 CHECKS: dict[str, Check] = {
@@ -49,8 +51,14 @@ CHECKS: dict[str, Check] = {
         "hit rate against what the load allows",
         prefix_checks.hit_rate,
         (("hit_rate",), ("possible_hit_rate",)),
+        sharing=True,
     ),
-    "hit_rate_kept": Check("hit rate is kept", prefix_checks.hit_rate_kept, (("hit_rate",),)),
+    "hit_rate_kept": Check(
+        "hit rate is kept",
+        prefix_checks.hit_rate_kept,
+        (("hit_rate", "possible_series"),),
+        sharing=True,
+    ),
     "identical": Check(
         "equal text begins alike", prefix_checks.identical, (("possible_hit_rate",),)
     ),
@@ -58,12 +66,15 @@ CHECKS: dict[str, Check] = {
         "blocks against shared prefixes",
         prefix_checks.block_and_prefix,
         (("block_size",), ("shared_prefixes",)),
+        sharing=True,
     ),
-    "tails": Check(
-        "blocks against lengths", load_checks.tails, (("block_size",), ("mean_len",))
+    "tails": Check("blocks against lengths", load_checks.tails, (("block_size",), ("mean_len",))),
+    "kernel_blocks": Check(
+        "blocks that kernels take", load_checks.kernel_blocks, (("block_size",),)
     ),
-    "kernel_blocks": Check("blocks that kernels take", load_checks.kernel_blocks, (("block_size",),)),
-    "hybrid_blocks": Check("blocks of hybrid layers", memory_checks.hybrid_blocks, (("num_tables", "padding"),)),
+    "hybrid_blocks": Check(
+        "blocks of hybrid layers", memory_checks.hybrid_blocks, (("num_tables", "padding"),)
+    ),
     "layers_whole": Check("windows are used", memory_checks.layers_whole),
     "heavy_token": Check("bytes a token", memory_checks.heavy_token, (("bytes_per_token",),)),
     "workers": Check("the worker that binds", memory_checks.workers),
@@ -97,6 +108,8 @@ def go_through(facts: Facts) -> Report:
     """Answer what every check says of *facts*."""
     report = Report(name=facts.name, source=facts.source, findings=[], passed=[], unknown={})
     for name, check in CHECKS.items():
+        if check.sharing and facts.enable_prefix_caching is False:
+            continue
         finding = check.find(facts)
         missing = _missing(facts, check)
         if finding is not None:

@@ -59,7 +59,7 @@ class Facts(msgspec.Struct, kw_only=True):
         queries, hits: tokens looked up in the prefix cache and found. possible_hit_rate: of a cache
             without limit, in whole blocks; possible_by_token: in blocks of one token.
         possible_series: hit rates of a cache without limit, by the time of arrival.
-        refusals: why it does not start, with what would.
+        refusals: why it does not start, and the flag that helps.
         remarks: (check, what it says), of what only this source can tell.
     """
 
@@ -107,7 +107,7 @@ class Facts(msgspec.Struct, kw_only=True):
     recomputed: float | None = None
     series: list[Point] = []
     possible_series: list[Point] = []
-    refusals: list[str] | None = None
+    refusals: list[tuple[str, str]] | None = None
     remarks: list[tuple[str, str]] = []
 
     def at(self, *names: str) -> str:
@@ -125,7 +125,9 @@ class Finding(msgspec.Struct, kw_only=True):
         reason: why that matters.
         change: which flag to change, in words.
         settings: the same as settings of a run, for the simulator; none if it cannot tell.
-        gain: what the simulator says that the change brings; None if it was not asked.
+        gain: figures of the run that the change moves, by name, before and after, as the simulator
+            says; None if it was not asked. unknown_gain: why it could not be. timing: how the times
+            of both runs are known.
     """
 
     check: str
@@ -134,15 +136,16 @@ class Finding(msgspec.Struct, kw_only=True):
     reason: str
     change: str
     settings: dict[str, Any] = {}
-    gain: str | None = None
+    gain: dict[str, tuple[float, float]] | None = None
+    unknown_gain: str | None = None
+    timing: str | None = None
 
 
 def merged(below: Facts, above: Facts) -> Facts:
     """Answer the facts *above*, and those of *below* where it has none."""
     both = Facts(source=above.source, name=above.name)
     for name in both.__struct_fields__:
-        value = getattr(above, name)
-        if value is None or (isinstance(value, list | dict) and not value):
-            value = getattr(below, name)
-        setattr(both, name, value)
+        value, other = getattr(above, name), getattr(below, name)
+        is_missing = value is None or (isinstance(value, list | dict) and not value and other)
+        setattr(both, name, other if is_missing else value)
     return both

@@ -57,7 +57,8 @@ def facts_of_config(config: RunConfig, name: str) -> Facts:
         pool = pool_of(config, model, gpu, grouped=True)
         check_start(pool, config)
     except CapacityError as error:
-        facts.refusals = [str(error)]
+        flags = "--max-model-len, --gpu-memory-utilization, --kv-cache-dtype fp8 or -tp"
+        facts.refusals = [(str(error), flags)]
         return facts
     _card(facts, config, model, gpu, pool)
     _pool(facts, config, model, pool)
@@ -132,7 +133,9 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
     facts.mean_len = float(total.mean())
     facts.num_clipped = int((served & (total > longest)).sum())
     facts.num_refused = int((~served).sum())
-    facts.shared_prefixes = [(each["num_requests"], each["num_tokens"]) for each in most_shared(trace)]
+    facts.shared_prefixes = [
+        (each["num_requests"], each["num_tokens"]) for each in most_shared(trace)
+    ]
     repeated = np.minimum(num_repeated_tokens(trace, outputs=True), prompts - 1)
     whole = repeated // config.cache.block_size * config.cache.block_size
     facts.possible_hit_rate = float(whole.sum() / prompts.sum())
@@ -159,5 +162,3 @@ def _windows(trace: Trace, hits: IntArray) -> list[Point]:
         for row, (asked, hit) in enumerate(zip(queries.tolist(), found.tolist(), strict=True))
         if asked
     ]
-
-

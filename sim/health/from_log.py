@@ -3,7 +3,7 @@
 from typing import Any
 
 from sim.health.facts import Facts, Point
-from sim.server_log import Said, ServerLog, Startup, Word
+from sim.server_log import Refusal, Said, ServerLog, Startup, Word
 from sim.server_log.findings import between, pool_binds
 from sim.server_log.identities import block_size, counts_a_group, profile_of_v0, rate
 from sim.server_log.records import least, most
@@ -53,11 +53,33 @@ def facts_of_startup(startup: Startup, name: str) -> Facts:
     if rates:
         facts.bytes_per_token = rates[0][1]
         facts.places["bytes_per_token"] = rates[0][0]
-    if startup.refusals or startup.kv_cache_gib or startup.kv_cache_tokens:
-        facts.refusals = ["; ".join(advice(startup, refusal)) for refusal in startup.refusals]
+    if startup.refusals or startup.concurrency or startup.kv_cache_tokens or startup.statistics:
+        facts.refusals = [
+            ("; ".join(advice(startup, refusal)), _helps(startup, refusal))
+            for refusal in startup.refusals
+        ]
     facts.remarks = list(_remarks(startup))
     _statistics(facts, startup)
     return facts
+
+
+def _helps(startup: Startup, refusal: Refusal) -> str:
+    """Answer the flag that helps against *refusal*."""
+    match refusal.kind:
+        case "max_model_len":
+            fits = refusal.estimated_max_model_len or refusal.pool_tokens
+            shorter = f"--max-model-len {fits}" if fits else "a shorter --max-model-len"
+            is_given = startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None
+            more = "--kv-cache-memory-bytes" if is_given else "--gpu-memory-utilization"
+            return f"{shorter}, or a higher {more} if the card has room"
+        case "no_memory":
+            return "a higher --gpu-memory-utilization, or fewer --max-num-batched-tokens"
+        case "free_memory":
+            return "a lower --gpu-memory-utilization, or end what else is on the card"
+        case "out_of_memory":
+            return "a lower --gpu-memory-utilization, or fewer --max-num-batched-tokens"
+        case _:
+            return "as it says"
 
 
 def _size(startup: Startup) -> Word | None:

@@ -148,7 +148,9 @@ def _check(scrapes: dict[Whose, _Scrape], others: set[str], shown: str) -> None:
             )
         most = max(each.value for each in scrape.values[USAGE])
         if not most <= 1:
-            raise FileError(f"{shown}: {USAGE} {most:g}: expected a share from 0 to 1, not per cent")
+            raise FileError(
+                f"{shown}: {USAGE} {most:g}: expected a share from 0 to 1, not per cent"
+            )
 
 
 def _named(shown: str, whose: Whose, count: int) -> str:

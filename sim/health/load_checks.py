@@ -61,7 +61,9 @@ def lengths(facts: Facts) -> Found:
             severity="error" if facts.num_refused else "warning",
             figure=f"{facts.num_refused or 0:,} requests are refused and {facts.num_clipped or 0:,} "
             f"outputs cut at max_model_len {limit:,}",
-            reason=f"the longest request has {longest or 0:,} tokens" if longest else "they do not fit",
+            reason=f"the longest request has {longest or 0:,} tokens"
+            if longest
+            else "they do not fit",
             change=f"--max-model-len {longest or 'larger'}",
             settings={} if longest is None else {"max_model_len": longest},
         )
@@ -114,7 +116,8 @@ def budget(facts: Facts) -> Found:
             reason="the load asks for more than the pool has: requests queue, and admissions that "
             "fit only at first end in preemptions",
             change="a larger pool (--gpu-memory-utilization, --kv-cache-dtype fp8, more GPUs), or "
-            "fewer requests per server (--max-num-seqs keeps the queue outside)",
+            "fewer requests per server; --scheduler-reserve-full-isl (vLLM's default) admits whole "
+            "prompts only",
             settings={"kv_cache_dtype": "fp8"},
         )
     if (peak.usage or 0.0) >= IDLE or any(_is_queued(point) for point in busy):

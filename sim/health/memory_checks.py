@@ -41,8 +41,8 @@ def starts(facts: Facts) -> Found:
         check="starts",
         severity="error",
         figure="the server does not start",
-        reason="; ".join(facts.refusals),
-        change="as it says: --max-model-len, --gpu-memory-utilization, --kv-cache-memory-bytes",
+        reason="; ".join(why for why, _ in facts.refusals),
+        change="; ".join(dict.fromkeys(change for _, change in facts.refusals)),
     )
 
 
@@ -94,7 +94,11 @@ def _less(facts: Facts) -> str:
 
 def _lower(facts: Facts) -> dict[str, object]:
     share = facts.gpu_memory_utilization
-    return {} if facts.is_sized is False or share is None else {"gpu_memory_utilization": min(share, 0.92)}
+    return (
+        {}
+        if facts.is_sized is False or share is None
+        else {"gpu_memory_utilization": min(share, 0.92)}
+    )
 
 
 def graphs(facts: Facts) -> Found:
@@ -109,7 +113,10 @@ def graphs(facts: Facts) -> Found:
             figure=f"CUDA graphs of about {taken:.2f} GiB, {left:.2f} GiB outside utilization",
             reason="this version captures them after the pool is sized: out of memory is likely",
             change="--gpu-memory-utilization lower, fewer --max-num-seqs, or --enforce-eager",
-            settings={"gpu_memory_utilization": math.floor(100 * (1 - taken / (facts.total_gib or 1))) / 100},
+            settings={
+                "gpu_memory_utilization": math.floor(100 * (1 - taken / (facts.total_gib or 1)))
+                / 100
+            },
         )
     if pool is None or pool <= 0 or taken <= GRAPHS_SHARE * pool or facts.graphs_outside:
         return None
@@ -164,8 +171,7 @@ def workers(facts: Facts) -> Found:
         check="workers",
         severity="info",
         figure="; ".join(said),
-        reason="every figure is of one GPU, all get as many blocks as fit the worst, and more GPUs "
-        "split heads and weights, not requests",
+        reason="more GPUs split heads and weights, not requests: the pool is that of one of them",
         change="free what others hold on the GPU with least, or --num-gpu-blocks-override",
     )
 

@@ -83,10 +83,14 @@ def caching_on(facts: Facts) -> Finding | None:
         severity="warning" if known else "info",
         figure="prefix caching is off"
         + facts.at("enable_prefix_caching")
-        + (f"; {100 * (possible or 0):.1f} % of the prompt tokens repeat an earlier prompt" if known else ""),
+        + (
+            f"; {100 * (possible or 0):.1f} % of the prompt tokens repeat an earlier prompt"
+            if known
+            else ""
+        ),
         reason="repeated prefixes are computed and stored again for every request",
         change="--enable-prefix-caching (vLLM's default)",
-        settings={"enable_prefix_caching": True, "allocator": "prefix"},
+        settings={"enable_prefix_caching": True},
     )
 
 

@@ -71,6 +71,7 @@ class RunFiles(RunSeries):
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         where = folder / "summary.json"
         summary = read_object(where)
         for key, kind in _SUMMARY_KEYS.items():

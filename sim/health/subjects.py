@@ -1,0 +1,198 @@
+"""What is to be checked, from each source: its facts, and what is needed to run it again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sim.arrivals import arriving, recorded
+from sim.config import RunConfig
+from sim.errors import ConfigError
+from sim.health.facts import Facts, merged
+from sim.health.from_config import add_load, facts_of_config
+from sim.health.from_log import facts_of_log
+from sim.health.from_metrics import facts_of_metrics
+from sim.health.from_run import config_of, facts_of_run, in_memory, read_runs
+from sim.reconcile import settings_of
+from sim.report import Summary
+from sim.server_log import read_server_log
+from sim.settings import FILE_RANK, Given, resolve
+from sim.simulation import RunResult, Simulation
+from sim.summary import summarize
+from workloads.errors import TraceError, plain
+from workloads.record import Trace
+
+_OF_CARD = (
+    "total_gib", "outside_gib", "activation_gib", "room_gib", "graph_gib", "graphs_outside",
+    "kv_gib", "kv_tokens", "concurrency",
+)  # fmt: skip
+"""Facts that are of a card, and are left out where nobody named one."""
+
+_DEFAULTED = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "enable_prefix_caching",
+)  # fmt: skip
+"""Facts that a server or flags have to tell: defaults say nothing of a server."""
+
+_OF_LOAD = ("block_size", "enable_prefix_caching")
+"""Settings that what a load shares depends on."""
+
+Run = Callable[[Simulation], RunResult]
+"""Runs a simulation; the command line shows how far it is."""
+
+
+@dataclass
+class Subject:
+    """One server, start or run.
+
+    Attributes:
+        config: the configuration that a change starts from; None where it is not known whole.
+        trace: its load as recorded, before the request rate; None where it is not known.
+        summary: of the run that the facts are of; None where there was none.
+        notes: what the user should know.
+    """
+
+    facts: Facts
+    config: RunConfig | None = None
+    trace: Trace | None = None
+    summary: Summary | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def of_flags(given: dict[str, Given], run: Run) -> list[Subject]:
+    """Answer the configuration that flags make; with a trace, what a run of it shows.
+
+    Raises:
+        ConfigError, TraceError: what cannot be used.
+    """
+    resolved = resolve(given, shipped_workload=False, runs=False)
+    subject = Subject(facts_of_config(resolved.run, "configuration"), notes=resolved.notes)
+    if resolved.run.load.trace is None:
+        return [subject]
+    subject.trace = recorded(resolved.run.load)
+    arrived = arriving(subject.trace, resolved.run.load)
+    add_load(subject.facts, arrived, resolved.run)
+    if subject.facts.refusals:
+        return [subject]
+    try:
+        subject.config = resolve(given, shipped_workload=False).run
+        result = run(Simulation(subject.config, arrived))
+    except ConfigError as error:
+        subject.config = None
+        subject.notes.append(f"not simulated: {error}")
+        return [subject]
+    subject.summary = summarize(result)
+    if subject.summary["num_steps"]:
+        seen = facts_of_run(in_memory(result, subject.summary), "configuration")
+        subject.facts = merged(subject.facts, seen)
+    return [subject]
+
+
+def of_folder(folder: str, given: dict[str, Given]) -> list[Subject]:
+    """Answer the run in *folder*, or those of a comparison; *given* may name the trace anew.
+
+    Raises:
+        ConfigError, TraceError: what cannot be read or used.
+    """
+    subjects = []
+    for run, manifest in read_runs(Path(folder)):
+        name = plain(str(run.folder))
+        resolved = config_of(manifest, name, given)
+        seen = facts_of_run(run, name)
+        subject = Subject(merged(facts_of_config(resolved.run, name), seen))
+        subject.config, subject.summary = resolved.run, run.summary
+        subject.facts.refusals = []  # it ran
+        try:
+            subject.trace = _same_trace(resolved.run, manifest["trace"])
+        except TraceError as error:
+            if "trace" in given:
+                raise
+            subject.notes.append(f"{name}: its trace is not at hand: {error}; add --trace")
+        if subject.trace is not None:
+            add_load(subject.facts, arriving(subject.trace, resolved.run.load), resolved.run)
+        subjects.append(subject)
+    return subjects
+
+
+def _same_trace(config: RunConfig, manifest: dict[str, Any]) -> Trace:
+    """Answer the trace of a run.
+
+    Raises:
+        TraceError: it cannot be read, or is another one.
+    """
+    trace = recorded(config.load)
+    if trace.sha256 != manifest.get("sha256"):
+        raise TraceError(f"{trace.name} is not the trace of the run: its contents differ")
+    return trace
+
+
+def of_log(path: str, given: dict[str, Given]) -> list[Subject]:
+    """Answer the starts of a server in the log at *path*; *given* wins over what it says.
+
+    Raises:
+        ConfigError, TraceError: what cannot be read or used.
+    """
+    shown = plain(path)
+    log = read_server_log(path, "--log")
+    found = zip(log.startups, facts_of_log(log, shown), strict=True)
+    return [
+        _of_server(facts, {**settings_of(startup, shown, given)[0], **given}, given)
+        for startup, facts in found
+    ]
+
+
+def of_metrics(path: str, given: dict[str, Given]) -> list[Subject]:
+    """Answer the engines in the metrics text at *path*; model, card and trace are of *given*.
+
+    Raises:
+        ConfigError, TraceError: what cannot be read or used.
+    """
+    names = ("block_size", "gpu_memory_utilization", "enable_prefix_caching")
+    subjects = []
+    for facts in facts_of_metrics(Path(path)):
+        told = {
+            name: Given(value, FILE_RANK, facts.name)
+            for name in names
+            if (value := getattr(facts, name)) is not None
+        }
+        subjects.append(_of_server(facts, told | given, given))
+    return subjects
+
+
+def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) -> Subject:
+    """Answer *facts* of a server beside those of the configuration that it and *flags* tell.
+
+    What the server says itself goes before what is computed. Without a model and a GPU nothing is
+    computed of them.
+
+    Raises:
+        ConfigError: flags that cannot be used, whatever the server says.
+    """
+    subject = Subject(facts)
+    try:
+        if "model" not in both:  # of the default nothing is computed; a load may be told apart
+            both = {name: both[name] for name in both if name in (*_OF_LOAD, *flags)}
+        config = resolve(both, shipped_workload=False, runs=False).run
+        computed = facts_of_config(config, facts.name)
+    except ConfigError as error:
+        resolve(flags, shipped_workload=False, runs=False)  # whoever gave them is told
+        subject.notes.append(f"{facts.name}: nothing is computed beside it: {error}")
+        return subject
+    if "model" not in both:
+        computed = Facts(source="configuration", name=facts.name)
+    elif "gpu" not in both:
+        for name in _OF_CARD:
+            setattr(computed, name, None)
+    for name in _DEFAULTED:
+        if name not in both:  # a default of this version, on a card that may be another
+            setattr(computed, name, None)
+    if "block_size" not in both:
+        computed.kernel_block_size = None
+    computed.refusals = None
+    subject.facts = merged(computed, facts)
+    if config.load.trace is not None:
+        subject.trace = recorded(config.load)
+        add_load(subject.facts, arriving(subject.trace, config.load), config)
+        if {"model", "gpu"} <= both.keys():
+            subject.config = config
+    return subject
