@@ -111,7 +111,7 @@ class Facts(msgspec.Struct, kw_only=True):
     remarks: list[tuple[str, str]] = []
 
     def at(self, *names: str) -> str:
-        """Answer " (line 3, line 5)": where the figures *names* stand; nothing if it is computed."""
+        """Answer " (line 3, line 5)": where *names* stand; nothing if they are computed."""
         places = dict.fromkeys(self.places[name] for name in names if name in self.places)
         return f" ({', '.join(places)})" if places else ""
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.capacity import check_start
 from sim.config import RunConfig
-from sim.errors import CapacityError, ConfigError
+from sim.errors import CapacityError
 from sim.hardware import GIB, GpuSpec, get_gpu
 from sim.health.facts import Facts, Point
 from sim.kv_groups import CacheGroups

@@ -86,8 +86,8 @@ def _size(startup: Startup) -> Word | None:
     size = block_size(startup)
     if size is None:
         return None
-    said = startup.block_size[-1:] or [startup.setting("block_size", "page_size")]
-    return Word(size, said[0].line if said[0] is not None else 0)
+    said = startup.block_size[-1] if startup.block_size else startup.setting("block_size")
+    return Word(size, said.line if said is not None else 0)
 
 
 def _activation(startup: Startup) -> Said | None:

@@ -63,9 +63,10 @@ def facts_of_run(run: RunSeries, name: str) -> Facts:
 def _series(run: RunSeries) -> list[Point]:
     edges = np.linspace(0, run.end, NUM_WINDOWS + 1)
     capacity = run.summary["kv_cache_slots"]
-    held = sum(
+    live, reserved, internal = (
         run.mean_over_time(f"kv_{state}_slots", edges) for state in ("live", "reserved", "internal")
     )
+    held = live + reserved + internal
     running, waiting = (run.mean_over_time(name, edges) for name in ("running", "waiting"))
     queries, hits, preempted = (
         run.sum_over_time(name, edges)

@@ -59,7 +59,7 @@ def lengths(facts: Facts) -> Found:
         return Finding(
             check="lengths",
             severity="error" if facts.num_refused else "warning",
-            figure=f"{facts.num_refused or 0:,} requests are refused and {facts.num_clipped or 0:,} "
+            figure=f"{facts.num_refused or 0:,} requests refused and {facts.num_clipped or 0:,} "
             f"outputs cut at max_model_len {limit:,}",
             reason=f"the longest request has {longest or 0:,} tokens"
             if longest
@@ -110,8 +110,8 @@ def budget(facts: Facts) -> Found:
         return Finding(
             check="budget",
             severity="warning",
-            figure=f"{most.running or 0:,.0f} running requests hold {100 * (most.usage or 0):.1f} % "
-            f"of the pool and {most.waiting or 0:,.0f} wait ({most.where}): about {fit:,.0f} fit, "
+            figure=f"{most.running or 0:,.0f} running requests hold "
+            f"{100 * (most.usage or 0):.1f} % of the pool and {most.waiting or 0:,.0f} wait ({most.where}): about {fit:,.0f} fit, "
             f"{(most.running or 0) + (most.waiting or 0):,.0f} are there",
             reason="the load asks for more than the pool has: requests queue, and admissions that "
             "fit only at first end in preemptions",
@@ -163,14 +163,13 @@ def preemptions(facts: Facts) -> Found:
     settings: dict[str, object] = {}
     if facts.max_num_seqs is not None and (running := _most_running(facts)) > 1:
         settings = {"max_num_seqs": max(1, round(0.8 * min(facts.max_num_seqs, running)))}
+    say = f" ({settings['max_num_seqs']}, say)" if settings else ""
     return Finding(
         check="preemptions",
         severity="error" if storm else "warning",
         figure=figure,
         reason=why,
-        change=f"fewer --max-num-seqs ({settings['max_num_seqs']}, say), a larger pool, or --watermark"
-        if settings
-        else "fewer --max-num-seqs, a larger pool, or --watermark",
+        change=f"fewer --max-num-seqs{say}, a larger pool, or --watermark",
         settings=settings,
     )
 
@@ -230,7 +229,7 @@ def tails(facts: Facts) -> Found:
         check="tails",
         severity="warning",
         figure=f"block_size {size} and {mean:,.0f} tokens a request{facts.at('block_size')}",
-        reason=f"about {100 * waste:.0f} % of what requests hold is the empty end of their last block",
+        reason=f"about {100 * waste:.0f} % of what requests hold is the empty end of a last block",
         change="--block-size 16",
         settings={"block_size": 16},
     )
@@ -245,8 +244,8 @@ def kernel_blocks(facts: Facts) -> Found:
         check="kernel_blocks",
         severity="warning",
         figure=f"block_size {size}{facts.at('block_size')}",
-        reason=f"FlashAttention and Triton kernels need multiples of {multiple}: vLLM fails when it "
-        "makes the cache",
+        reason=f"FlashAttention and Triton kernels need multiples of {multiple}: vLLM fails when "
+        "it makes the cache",
         change=f"--block-size {multiple}",
         settings={"block_size": multiple},
     )

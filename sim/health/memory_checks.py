@@ -22,7 +22,7 @@ PADDING = 0.10
 """Padding of layers that is worth another block size or group."""
 
 HEAVY_TOKEN = 2**19
-"""Bytes a token on one GPU: 512 KiB is a 7B model without grouped heads; with them 128 KiB is usual."""
+"""Bytes a token on one GPU: 512 KiB is a 7B model without grouped heads; 128 KiB is usual."""
 
 BLOCK_OF_STATE = 256
 """Tokens: attention blocks above this exist only beside states, whose page they are as large as."""

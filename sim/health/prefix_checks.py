@@ -182,8 +182,8 @@ def identical(facts: Facts) -> Finding | None:
         check="identical",
         severity="warning",
         figure=_where(facts),
-        reason=f"a prefix is found only if all before it is equal: about {100 * found.lost:.0f} % of "
-        "the prompt tokens are the same text behind another beginning, and are computed again",
+        reason=f"a prefix is found only if all before it is equal: {100 * found.lost:.0f} % of the "
+        "compared tokens are the same text behind another beginning, and are computed again",
         change="the template of the prompts: times, names and random ids behind what is shared",
     )
 
