@@ -129,7 +129,7 @@ def find_break(prompts: Sequence[Prompt]) -> PrefixBreak | None:
         for earlier in prompts[max(0, place - NEIGHBOURS) : place]:
             pair = compare(earlier, prompt)
             shared = max(shared, pair.common)
-            if best is None or pair.common + pair.again > best[1].common + best[1].again:
+            if best is None or pair.common + pair.again >= best[1].common + best[1].again:
                 best = (earlier, pair)
         if best is None:
             continue

@@ -70,7 +70,7 @@ CHECKS: dict[str, Check] = {
     ),
     "tails": Check("blocks against lengths", load_checks.tails, (("block_size",), ("mean_len",))),
     "kernel_blocks": Check(
-        "blocks that kernels take", load_checks.kernel_blocks, (("block_size",),)
+        "blocks that kernels take", load_checks.kernel_blocks, (("kernel_block_size",),)
     ),
     "hybrid_blocks": Check(
         "blocks of hybrid layers", memory_checks.hybrid_blocks, (("num_tables", "padding"),)

@@ -91,7 +91,8 @@ def facts_of_metrics(path: Path) -> list[Facts]:
     if not text.strip():
         raise FileError(f"{shown} is empty; {_EXPECTED}")
     scrapes = _scrapes(_families(text, shown), shown)
-    return [_facts(scrape, _named(shown, whose, len(scrapes))) for whose, scrape in scrapes.items()]
+    name = plain(str(path))
+    return [_facts(scrape, _named(name, whose, len(scrapes))) for whose, scrape in scrapes.items()]
 
 
 _EXPECTED = "expected the text of a vLLM server's /metrics"

@@ -111,7 +111,8 @@ def budget(facts: Facts) -> Found:
             check="budget",
             severity="warning",
             figure=f"{most.running or 0:,.0f} running requests hold "
-            f"{100 * (most.usage or 0):.1f} % of the pool and {most.waiting or 0:,.0f} wait ({most.where}): about {fit:,.0f} fit, "
+            f"{100 * (most.usage or 0):.1f} % of the pool and {most.waiting or 0:,.0f} wait "
+            f"({most.where}): about {fit:,.0f} fit, "
             f"{(most.running or 0) + (most.waiting or 0):,.0f} are there",
             reason="the load asks for more than the pool has: requests queue, and admissions that "
             "fit only at first end in preemptions",

@@ -16,7 +16,7 @@ from sim.health.from_run import config_of, facts_of_run, in_memory, read_runs
 from sim.reconcile import settings_of
 from sim.report import Summary
 from sim.server_log import read_server_log
-from sim.settings import FILE_RANK, Given, resolve
+from sim.settings import FILE_RANK, KERNEL_BLOCK_SIZE, Given, resolve
 from sim.simulation import RunResult, Simulation
 from sim.summary import summarize
 from workloads.errors import TraceError, plain
@@ -28,11 +28,14 @@ _OF_CARD = (
 )  # fmt: skip
 """Facts that are of a card, and are left out where nobody named one."""
 
-_DEFAULTED = (
+_SETTINGS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "enable_prefix_caching",
+    "enable_prefix_caching", "block_size",
 )  # fmt: skip
 """Facts that a server or flags have to tell: defaults say nothing of a server."""
+
+_WHERE = ("trace", "trace_format")
+"""Settings that say where the trace of a run lies now."""
 
 _OF_LOAD = ("block_size", "enable_prefix_caching")
 """Settings that what a load shares depends on."""
@@ -95,6 +98,9 @@ def of_folder(folder: str, given: dict[str, Given]) -> list[Subject]:
         ConfigError, TraceError: what cannot be read or used.
     """
     subjects = []
+    for name in given:
+        if name not in _WHERE:
+            raise ConfigError(f"{given[name].shown} and DIR: a run has settings of its own")
     for run, manifest in read_runs(Path(folder)):
         name = plain(str(run.folder))
         resolved = config_of(manifest, name, given)
@@ -134,10 +140,15 @@ def of_log(path: str, given: dict[str, Given]) -> list[Subject]:
     """
     shown = plain(path)
     log = read_server_log(path, "--log")
-    found = zip(log.startups, facts_of_log(log, shown), strict=True)
+    every = facts_of_log(log, shown)
+    if not any(facts.series or facts.places or facts.refusals for facts in every):
+        raise ConfigError(
+            f"--log {shown}: nothing about memory or load in {log.num_lines:,} lines; expected the "
+            "log of a server (what it exposes at /metrics is for --metrics)"
+        )
     return [
         _of_server(facts, {**settings_of(startup, shown, given)[0], **given}, given)
-        for startup, facts in found
+        for startup, facts in zip(log.startups, every, strict=True)
     ]
 
 
@@ -179,15 +190,15 @@ def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) ->
         subject.notes.append(f"{facts.name}: nothing is computed beside it: {error}")
         return subject
     if "model" not in both:
-        computed = Facts(source="configuration", name=facts.name)
+        told = {name: getattr(computed, name) for name in _SETTINGS}
+        computed = Facts(source="configuration", name=facts.name, **told)
     elif "gpu" not in both:
         for name in _OF_CARD:
             setattr(computed, name, None)
-    for name in _DEFAULTED:
+    for name in _SETTINGS:
         if name not in both:  # a default of this version, on a card that may be another
             setattr(computed, name, None)
-    if "block_size" not in both:
-        computed.kernel_block_size = None
+    computed.kernel_block_size = KERNEL_BLOCK_SIZE if "block_size" in both else None
     computed.refusals = None
     subject.facts = merged(computed, facts)
     if config.load.trace is not None:

@@ -28,7 +28,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "what_if"),
+    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "health", "what_if"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -46,7 +46,7 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace")
+    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace", "check")
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
@@ -75,6 +75,7 @@ ONLY_IN = {
     "torch": set[str](),
     "triton": set[str](),
     "ray": {"sim/sweep/ray_cluster.py"},
+    "prometheus_client": {"sim/health/from_metrics.py"},
 }
 FILES = sorted(
     path.relative_to(REPOSITORY)
