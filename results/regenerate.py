@@ -4,33 +4,25 @@ Each NAME is a folder here with a ``spec.toml``: ``kvsim sweep`` runs it into
 ``kvsim-results/NAME``, where a run that was interrupted goes on. Then ``summary.csv``,
 ``manifest.json`` and the figures of the folder are written: the summary with nine digits and
 without the names of cells, which change with every version; what its times and pools rest on is in
-the manifest. ``--figures`` draws what is there, without a run.
+the manifest. ``--figures`` draws what is there, without a run. ``claims`` are the folders of
+`claims`, ``c05`` one of them.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-from PIL import Image
-
-from sim.cli import main as kvsim
-from sim.files import write_json
+import claims
+from experiment import RESULTS as HERE
+from experiment import run_sweep, save
 from sim.plots.curves import draw_curves
 from sim.plots.grids import draw_grid
 from sim.plots.labels import Metric, metric_of
 from sim.plots.results import read_results
-from sim.plots.style import drawing, settle, write
+from sim.plots.style import drawing
 from sim.plots.table import Cells
 from sim.plots.titles import BASELINE, context, put_title
-
-HERE = Path(__file__).parent
-SWEEPS = HERE.parent / "kvsim-results"
-SOURCES = ("timing", "kv_pool_provenance")
-"""Long texts of the summary that go to the manifest, each distinct one once."""
 
 RELATIVE = Metric("relative", "throughput (% of that with blocks of 16)", "throughput")
 SHORT: dict[str, Callable[[str], str]] = {
@@ -126,18 +118,8 @@ CHARTS = {
 }
 """The figures of each experiment."""
 
-
-def run(name: str) -> None:
-    """Run the sweep of experiment *name*; write its summary and manifest."""
-    output = SWEEPS / name
-    if kvsim(["sweep", str(HERE / name / "spec.toml"), "-o", str(output)]):
-        sys.exit(f"{name}: not all cells finished")
-    frame = pd.read_parquet(output / "summary.parquet")
-    manifest = json.loads((output / "sweep.json").read_text())
-    manifest |= {source: sorted(set(frame[source])) for source in SOURCES}
-    write_json(HERE / name / "manifest.json", manifest)
-    frame = frame.drop(columns=["cell", *SOURCES]).dropna(axis="columns", how="all")
-    frame.to_csv(HERE / name / "summary.csv", index=False, float_format="%.9g")
+OTHERS: dict[str, Callable[..., None]] = {"claims": claims.regenerate}
+"""What is made otherwise, from the keyword *figures*: whether it is only drawn."""
 
 
 def draw(name: str) -> None:
@@ -171,25 +153,29 @@ def _draw(cells: Cells, chart: Chart, path: Path) -> None:
     for axes in figure.axes if chart.limits else ():
         axes.set_ylim(chart.limits)
         axes.set_title(axes.get_title("left").replace("\n", " "), loc="left")
-    settle(figure)
-    write(figure, path)
-    with Image.open(path) as image:
-        small = image.convert("RGB").quantize()  # 256 colours: a third of the bytes
-    small.save(path, optimize=True)
+    save(figure, path)
 
 
 def main() -> None:
     """Regenerate the experiments named on the command line, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CHARTS))
+    known = [*CHARTS, *OTHERS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--figures", action="store_true", help="only draw")
     given = parser.parse_args()
-    for name in given.names or CHARTS:
-        if name not in CHARTS:
-            parser.error(f"no experiment {name}; expected {', '.join(CHARTS)}")
-        if not given.figures:
-            run(name)
-        draw(name)
+    for name in given.names or known:
+        if name in OTHERS:
+            OTHERS[name](figures=given.figures)
+        elif name in CHARTS:
+            if not given.figures:
+                run_sweep(HERE / name)
+            draw(name)
+        elif name not in claims.found():
+            known += claims.found()
+            parser.error(f"no experiment {name}; expected {', '.join(known)}")
+    parts = [name for name in given.names if name in claims.found()]
+    if parts:
+        claims.regenerate(parts, figures=given.figures)
 
 
 if __name__ == "__main__":
