@@ -32,24 +32,32 @@ def add_gains(report: Report, subject: Subject) -> None:
         for finding in findings:
             finding.unknown_gain = "add --trace, --model and --gpu to simulate it"
         return
-    before: Outcome | None = None
+    config, trace = subject.config, subject.trace
     known: dict[str, Outcome] = {}
+    try:
+        before = (
+            what_if(config, trace)
+            if subject.summary is None
+            else outcome_of(subject.summary, config)
+        )
+    except (ConfigError, TraceError) as error:
+        for finding in findings:
+            finding.unknown_gain = f"not simulated: {error}"
+        return
     for finding in findings:
+        if before.output_throughput is None:
+            finding.unknown_gain = "nobody is served without it"
+            continue
         key = repr(sorted(finding.settings.items()))
         try:
-            if before is None:
-                before = (
-                    what_if(subject.config, subject.trace)
-                    if subject.summary is None
-                    else outcome_of(subject.summary, subject.config)
-                )
             if key not in known:
-                known[key] = what_if(subject.config, subject.trace, finding.settings)
-            finding.gain = _moved(before, known[key])
-            timings = (before.timing_provenance, known[key].timing_provenance)
-            finding.timing = ", then ".join(dict.fromkeys(timings))
+                known[key] = what_if(config, trace, finding.settings)
         except (ConfigError, TraceError) as error:
             finding.unknown_gain = f"not simulated: {error}"
+            continue
+        finding.gain = _moved(before, known[key])
+        timings = (before.timing_provenance, known[key].timing_provenance)
+        finding.timing = ", then ".join(dict.fromkeys(timings))
 
 
 def _moved(before: Outcome, after: Outcome) -> dict[str, tuple[float, float]]:

@@ -118,7 +118,8 @@ def graphs(facts: Facts) -> Found:
                 / 100
             },
         )
-    if pool is None or pool <= 0 or taken <= GRAPHS_SHARE * pool or facts.graphs_outside:
+    shrinks = facts.is_sized is not False and not facts.graphs_outside
+    if pool is None or pool <= 0 or taken <= GRAPHS_SHARE * pool or not shrinks:
         return None
     return Finding(
         check="graphs",
@@ -136,7 +137,12 @@ def profile(facts: Facts) -> Found:
     """Whether the profiled step is larger than it need be."""
     said = [text for name, text in facts.remarks if name == "profile"]
     peak, pool = facts.activation_gib, facts.kv_gib
-    is_large = peak is not None and pool is not None and pool > 0 and peak > PROFILE_SHARE * pool
+    is_large = (
+        facts.is_sized is not False
+        and peak is not None
+        and pool is not None
+        and peak > PROFILE_SHARE * pool > 0
+    )
     if not said and not is_large:
         return None
     v0 = [text for name, text in facts.remarks if name == "v0_profile"]

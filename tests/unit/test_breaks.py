@@ -131,7 +131,7 @@ def test_a_perturbed_specification(tmp_path: Path, share: float, least: float, m
     path = tmp_path / "spec.toml"
     path.write_text(
         'num_requests = 100\n[arrivals]\nkind = "poisson"\nrate = 5\n[[classes]]\n'
-        'prefix = [{ tokens = 900 }]\ninput_len = 64\noutput_len = 5\n'
+        "prefix = [{ tokens = 900 }]\ninput_len = 64\noutput_len = 5\n"
         + (f"perturbation = {{ share = {share}, tokens = 16 }}\n" if share else "")
     )
     found = find_break(sampled_prompts(path, None, 0, 100))

@@ -46,7 +46,17 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace", "check")
+    for name in (
+        "capacity",
+        "common",
+        "run",
+        "compare",
+        "plot",
+        "sweep",
+        "tables",
+        "trace",
+        "check",
+    )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
