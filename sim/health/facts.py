@@ -19,7 +19,7 @@ class Point(NamedTuple):
     """What happened in one interval; None where the source does not tell.
 
     Attributes:
-        where: a line of a log, or the seconds at which the interval starts.
+        where: a line of a log, or the seconds at which a run's interval starts or a scrape was.
         running, waiting: requests.
         usage: share of the pool, 0 to 1. hit_rate: of the tokens that were looked up, 0 to 1.
         weight: tokens looked up, or 1 where only rates are told.

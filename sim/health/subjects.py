@@ -98,9 +98,9 @@ def of_folder(folder: str, given: dict[str, Given]) -> list[Subject]:
         ConfigError, TraceError: what cannot be read or used.
     """
     subjects = []
-    for name in given:
-        if name not in _WHERE:
-            raise ConfigError(f"{given[name].shown} and DIR: a run has settings of its own")
+    for setting, value in given.items():
+        if setting not in _WHERE:
+            raise ConfigError(f"{value.shown} and DIR: a run has settings of its own")
     for run, manifest in read_runs(Path(folder)):
         name = plain(str(run.folder))
         resolved = config_of(manifest, name, given)
@@ -147,7 +147,7 @@ def of_log(path: str, given: dict[str, Given]) -> list[Subject]:
             "log of a server (what it exposes at /metrics is for --metrics)"
         )
     return [
-        _of_server(facts, {**settings_of(startup, shown, given)[0], **given}, given)
+        _of_server(facts, _told(facts) | settings_of(startup, shown, given)[0] | given, given)
         for startup, facts in zip(log.startups, every, strict=True)
     ]
 
@@ -158,16 +158,21 @@ def of_metrics(path: str, given: dict[str, Given]) -> list[Subject]:
     Raises:
         ConfigError, TraceError: what cannot be read or used.
     """
-    names = ("block_size", "gpu_memory_utilization", "enable_prefix_caching")
-    subjects = []
-    for facts in facts_of_metrics(Path(path)):
-        told = {
-            name: Given(value, FILE_RANK, facts.name)
-            for name in names
-            if (value := getattr(facts, name)) is not None
-        }
-        subjects.append(_of_server(facts, told | given, given))
-    return subjects
+    return [
+        _of_server(facts, _told(facts) | given, given) for facts in facts_of_metrics(Path(path))
+    ]
+
+
+def _told(facts: Facts) -> dict[str, Given]:
+    """Answer the settings of a run that a server tells by itself."""
+    names = ["block_size", "enable_prefix_caching"]
+    if facts.source == "metrics":
+        names.append("gpu_memory_utilization")
+    return {
+        name: Given(value, FILE_RANK, facts.name)
+        for name in names
+        if (value := getattr(facts, name)) is not None
+    }
 
 
 def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) -> Subject:

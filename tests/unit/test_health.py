@@ -115,7 +115,8 @@ def test_a_step_down_is_found_where_it_is(high: float, low: float, before: int, 
         assert drop is None
     elif high - low > DROP + 1e-9:
         assert drop is not None
-        assert (drop.before, drop.after) == (pytest.approx(high), pytest.approx(low))
+        assert drop.before == pytest.approx(high)
+        assert drop.after == pytest.approx(low)
         assert drop.where == f"{before}"
 
 

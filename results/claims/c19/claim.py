@@ -104,7 +104,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         f"{found} of {wanted} mistakes are found by the check that is for them, "
         f"{len(alarms)} warnings on the sound server; putting it right: caching on, "
         f"{caching}; enough seats, {seats}",
-        "`kvsim check --trace FILE --gpu GPU ...` before going live, with `--fail-on warning` in CI",
+        "`kvsim check --trace FILE --gpu GPU` before going live, with `--fail-on warning` in CI",
     )
 
 
