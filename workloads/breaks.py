@@ -283,9 +283,9 @@ def _prompt(record: RequestRecord, text: bytes, row: int) -> Prompt | None:
     name = record.request_id or f"r{row}"
     if not record.segments:
         return None
-    if not isinstance(record.segments[0][0], tuple):
+    if any(isinstance(content, str) for content, _ in record.segments):
         return Prompt(name, list(record.segments))
-    # Pieces of a tree of prompts: what is behind a difference has a name of its own there.
+    # Hashes of prefixes, and pieces of a tree of prompts: behind a difference all have other names.
     try:
         line = msgspec.json.decode(text, type=_Line)
     except (msgspec.MsgspecError, RecursionError):

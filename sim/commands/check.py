@@ -15,6 +15,9 @@ from workloads.errors import did_you_mean, plain
 OWN = ("log", "metrics", "fail_on", "gains")
 """Flags that only this command has."""
 
+MANY = 2000
+"""Requests of a load whose runs take so long that the user should know why."""
+
 NEVER = "never"
 """Value of ``--fail-on`` with which no finding fails."""
 
@@ -42,6 +45,8 @@ def check(values: dict[str, Any]) -> int:
         if own.get("gains", True):
             from sim.health.gains import add_gains  # noqa: PLC0415  # only who asks runs anything
 
+            if subject.trace is not None and len(subject.trace) > MANY:
+                say("note: simulating what each change brings; --no-gains leaves that out")
             add_gains(report, subject)
         reports.append(report)
     if as_json is not None and as_json.value:

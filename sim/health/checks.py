@@ -59,9 +59,7 @@ CHECKS: dict[str, Check] = {
         (("hit_rate", "possible_series"),),
         sharing=True,
     ),
-    "identical": Check(
-        "equal text begins alike", prefix_checks.identical, (("possible_hit_rate",),)
-    ),
+    "identical": Check("equal text begins alike", prefix_checks.identical, (("num_compared",),)),
     "block_and_prefix": Check(
         "blocks against shared prefixes",
         prefix_checks.block_and_prefix,
@@ -124,9 +122,9 @@ def go_through(facts: Facts) -> Report:
 
 def _missing(facts: Facts, check: Check) -> list[str]:
     """Answer of each group of needs the first field, where none of the group is known."""
-    return [
-        group[0]
-        for group in check.needs
-        if all(getattr(facts, name) in (None, []) for name in group if name != "refusals")
-        and not ("refusals" in group and facts.refusals is not None)
-    ]
+    return [group[0] for group in check.needs if not any(_is_known(facts, name) for name in group)]
+
+
+def _is_known(facts: Facts, name: str) -> bool:
+    value = getattr(facts, name)
+    return bool(value) if name.endswith("series") else value is not None

@@ -59,6 +59,7 @@ class Facts(msgspec.Struct, kw_only=True):
         queries, hits: tokens looked up in the prefix cache and found. possible_hit_rate: of a cache
             without limit, in whole blocks; possible_by_token: in blocks of one token.
         possible_series: hit rates of a cache without limit, by the time of arrival.
+        num_compared: prompts whose contents were compared for prefix_break.
         refusals: why it does not start, and the flag that helps.
         remarks: (check, what it says), of what only this source can tell.
     """
@@ -99,6 +100,7 @@ class Facts(msgspec.Struct, kw_only=True):
     shared_prefixes: list[tuple[int, int]] | None = None
     possible_hit_rate: float | None = None
     possible_by_token: float | None = None
+    num_compared: int | None = None
     prefix_break: PrefixBreak | None = None
     queries: float | None = None
     hits: float | None = None

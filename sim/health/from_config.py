@@ -21,6 +21,7 @@ from workloads.breaks import find_break, sampled_prompts
 from workloads.inspection import most_shared
 from workloads.record import PS_PER_S, IntArray, Trace
 from workloads.reuse import num_repeated_tokens
+from workloads.samples import CONVERSATION
 
 NUM_WINDOWS = 40
 """Intervals of a series: enough to place a change within a few per cent of the time, and few enough
@@ -109,7 +110,9 @@ def own_rates(config: RunConfig, model: ModelSpec) -> tuple[float, float]:
     }
     dtype = model.layout.dtype(config.cache.kv_cache_dtype)
     whole = sum(
-        cache.num_layers * cache.entry_bytes(dtype, config.model.tensor_parallel_size)
+        cache.num_layers
+        * cache.entry_bytes(dtype, config.model.tensor_parallel_size)
+        / cache.tokens_per_entry
         for cache in model.layout.caches
         if cache.kind not in {"state", "cross"}
     )
@@ -141,12 +144,11 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
     facts.possible_hit_rate = float(whole.sum() / prompts.sum())
     facts.possible_by_token = float(repeated.sum() / prompts.sum())
     facts.possible_series = _windows(trace, whole)
-    if config.load.trace is not None and config.load.trace != "-":
-        load = config.load
-        try:
-            found = sampled_prompts(load.trace or "", load.trace_format, load.seed, len(trace))
-        except OSError:  # a trace that is known from elsewhere, and not where it was
-            found = []
+    load = config.load
+    if load.trace != "-":  # which cannot be read again
+        path = load.trace or CONVERSATION
+        found = sampled_prompts(path, load.trace_format, load.seed, len(trace))
+        facts.num_compared = len(found) or None
         facts.prefix_break = find_break(found)
 
 

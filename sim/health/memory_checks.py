@@ -252,12 +252,14 @@ def hybrid_blocks(facts: Facts) -> Found:
     if padding is not None and padding >= PADDING:
         return Finding(
             check="hybrid_blocks",
-            severity="warning",
+            # Of a model alone nobody can change it.
+            severity="warning" if facts.source == "log" else "info",
             figure=f"layers are padded to groups of one size: up to {100 * padding:.0f} % of the "
             f"cache is wasted{facts.at('padding')}",
             reason="every request holds blocks in each group, so that tokens / length says more "
             "than fits: a draft model or a rare kind of layer sets the size of all groups",
-            change="without the draft model, or a model whose kinds of layers divide evenly",
+            change="without a draft model, if there is one; else count blocks, not tokens: kvsim "
+            "capacity has the block tables",
         )
     several = (facts.num_tables or 1) > 1
     if size is None or size <= BLOCK_OF_STATE or not several:

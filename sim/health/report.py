@@ -18,6 +18,11 @@ FROM = {
     "series": _WATCHED,
     "num_preemptions": _WATCHED,
     "hit_rate": _WATCHED,
+    "num_compared": "--trace with what is in the prompts",
+    "block_size": "--block-size",
+    "kernel_block_size": "--block-size",
+    "max_model_len": "--max-model-len",
+    "enable_prefix_caching": "--enable-prefix-caching",
 }
 """Where facts that are missing come from; all others from --model, --gpu and their settings."""
 
@@ -78,9 +83,11 @@ def _number(value: float) -> str:
 
 def _unknown(report: Report) -> dict[str, list[str]]:
     """Answer what could not be checked, by what it needs."""
+    refused = any(finding.check == "starts" for finding in report.findings)
+    otherwise = "a server that starts" if refused else "--model and --gpu"
     by_needs: dict[str, list[str]] = {}
     for name, fields in report.unknown.items():
-        needs = dict.fromkeys(FROM.get(field, "--model and --gpu") for field in fields)
+        needs = dict.fromkeys(FROM.get(field, otherwise) for field in fields)
         by_needs.setdefault(" and ".join(needs), []).append(CHECKS[name].question)
     return by_needs
 

@@ -1,26 +1,25 @@
-"""What is to be checked, from each source: its facts, and what is needed to run it again."""
+"""What is to be checked, from each source: its facts, and what is needed to run it again.
+
+Each source is imported when it is read: a configuration alone needs neither tables nor parsers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.arrivals import arriving, recorded
 from sim.config import RunConfig
 from sim.errors import ConfigError
 from sim.health.facts import Facts, merged
 from sim.health.from_config import add_load, facts_of_config
-from sim.health.from_log import facts_of_log
-from sim.health.from_metrics import facts_of_metrics
-from sim.health.from_run import config_of, facts_of_run, in_memory, read_runs
-from sim.reconcile import settings_of
 from sim.report import Summary
-from sim.server_log import read_server_log
 from sim.settings import FILE_RANK, KERNEL_BLOCK_SIZE, Given, resolve
-from sim.simulation import RunResult, Simulation
-from sim.summary import summarize
 from workloads.errors import TraceError, plain
 from workloads.record import Trace
+
+if TYPE_CHECKING:
+    from sim.simulation import RunResult, Simulation
 
 _OF_CARD = (
     "total_gib", "outside_gib", "activation_gib", "room_gib", "graph_gib", "graphs_outside",
@@ -40,7 +39,7 @@ _WHERE = ("trace", "trace_format")
 _OF_LOAD = ("block_size", "enable_prefix_caching")
 """Settings that what a load shares depends on."""
 
-Run = Callable[[Simulation], RunResult]
+Run = Callable[["Simulation"], "RunResult"]
 """Runs a simulation; the command line shows how far it is."""
 
 
@@ -77,6 +76,10 @@ def of_flags(given: dict[str, Given], run: Run) -> list[Subject]:
     add_load(subject.facts, arrived, resolved.run)
     if subject.facts.refusals:
         return [subject]
+    from sim.health.from_run import facts_of_run, in_memory  # noqa: PLC0415  # see the module
+    from sim.simulation import Simulation  # noqa: PLC0415
+    from sim.summary import summarize  # noqa: PLC0415
+
     try:
         subject.config = resolve(given, shipped_workload=False).run
         result = run(Simulation(subject.config, arrived))
@@ -97,6 +100,8 @@ def of_folder(folder: str, given: dict[str, Given]) -> list[Subject]:
     Raises:
         ConfigError, TraceError: what cannot be read or used.
     """
+    from sim.health.from_run import config_of, facts_of_run, read_runs  # noqa: PLC0415  # ibid.
+
     subjects = []
     for setting, value in given.items():
         if setting not in _WHERE:
@@ -138,6 +143,10 @@ def of_log(path: str, given: dict[str, Given]) -> list[Subject]:
     Raises:
         ConfigError, TraceError: what cannot be read or used.
     """
+    from sim.health.from_log import facts_of_log  # noqa: PLC0415  # ibid.
+    from sim.reconcile import settings_of  # noqa: PLC0415
+    from sim.server_log import read_server_log  # noqa: PLC0415
+
     shown = plain(path)
     log = read_server_log(path, "--log")
     every = facts_of_log(log, shown)
@@ -158,6 +167,8 @@ def of_metrics(path: str, given: dict[str, Given]) -> list[Subject]:
     Raises:
         ConfigError, TraceError: what cannot be read or used.
     """
+    from sim.health.from_metrics import facts_of_metrics  # noqa: PLC0415  # ibid.
+
     return [
         _of_server(facts, _told(facts) | given, given) for facts in facts_of_metrics(Path(path))
     ]
