@@ -7,7 +7,6 @@ tokens, counters count since the server started.
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,33 +41,37 @@ Whose = tuple[str, str]
 """Model and engine, as labels name them."""
 
 
-class _Value(NamedTuple):
-    labels: dict[str, str]
-    value: float
-    time: float
-
-
 class _Scrape:
-    """Every sample of one engine, by the name of the sample, in the order of time."""
+    """The samples of one engine."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[_Value]] = {}
+        self.values: dict[str, dict[float, float]] = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        self.buckets: dict[str, dict[float, float]] = {}
 
-    def at(self, name: str, time: float) -> float | None:
-        """Answer the sum of *name* over its other labels at *time*."""
-        found = [each.value for each in self.values.get(name, ()) if each.time == time]
-        return math.fsum(found) if found else None
+    def add(self, name: str, labels: dict[str, str], time: float, value: float) -> None:
+        """Take in a sample; of those that differ in other labels than the engine's, the sum."""
+        times = self.values.setdefault(name, {})
+        times[time] = times.get(time, 0.0) + value
+        self.labels[name] = labels
+        if "le" in labels:
+            self.buckets.setdefault(name, {})[float(labels["le"])] = value
 
     def last(self, name: str) -> float | None:
         """Answer the latest value of *name*."""
-        times = [each.time for each in self.values.get(name, ())]
-        return self.at(name, max(times)) if times else None
+        times = self.values.get(name)
+        return times[max(times)] if times else None
 
     def label(self, name: str, key: str) -> str | None:
         """Answer the label *key* of *name*, as the last sample has it."""
-        values = self.values.get(name)
-        found = values[-1].labels.get(key) if values else None
-        return None if found in {None, "", "None"} else found
+        found = self.labels.get(name, {}).get(key)
+        return None if found in {"", "None"} else found
+
+    def take_over(self, other: "_Scrape") -> None:
+        """Take what *other* has and this one has not."""
+        self.values = other.values | self.values
+        self.labels = other.labels | self.labels
+        self.buckets = other.buckets | self.buckets
 
 
 def facts_of_metrics(path: Path) -> list[Facts]:
@@ -124,14 +127,12 @@ def _scrapes(families: Iterable[Metric], unit: float, shown: str) -> dict[Whose,
             scrape = scrapes.setdefault(whose, _Scrape())
             time = 0.0 if sample.timestamp is None else unit * float(sample.timestamp)
             name = OLD.get(sample.name, sample.name)
-            value = _Value(sample.labels, float(sample.value), time)
-            scrape.values.setdefault(name, []).append(value)
+            scrape.add(name, sample.labels, time, float(sample.value))
     # cache_config_info has no model: what it says is of the engine of that number, or of all.
     for whose in [each for each in scrapes if not each[0]]:
         owners = [each for each in scrapes if each[0] and whose[1] in {"", each[1]}]
         for owner in owners:
-            for name, values in scrapes[whose].values.items():
-                scrapes[owner].values.setdefault(name, values)
+            scrapes[owner].take_over(scrapes[whose])
         if owners:
             del scrapes[whose]
     _check(scrapes, others, shown)
@@ -150,7 +151,7 @@ def _check(scrapes: dict[Whose, _Scrape], others: set[str], shown: str) -> None:
             raise FileError(
                 f"{shown}: {', '.join(missing)} missing; expected them, as vLLM 0.33 exposes them"
             )
-        most = max(each.value for each in scrape.values[USAGE])
+        most = max(scrape.values[USAGE].values())
         if not most <= 1:
             raise FileError(
                 f"{shown}: {USAGE} {most:g}: expected a share from 0 to 1, not per cent"
@@ -200,11 +201,8 @@ def _lengths(facts: Facts, scrape: _Scrape) -> None:
         if not count or total is None:
             return
         means += total / count
-        used = [
-            float(each.labels.get("le", "inf"))
-            for each in scrape.values.get(f"{name}_bucket", ())
-            if each.value >= count
-        ]
+        buckets = scrape.buckets.get(f"{name}_bucket", {})
+        used = [bound for bound, held in buckets.items() if held >= count]
         longest += min(used, default=math.inf)
     facts.mean_len = means
     if math.isfinite(longest):
@@ -215,11 +213,15 @@ def _lengths(facts: Facts, scrape: _Scrape) -> None:
 def _series(scrape: _Scrape) -> Iterator[Point]:
     """Answer a point a time; counters become what was added since the time before."""
     before: dict[str, float] = {}
-    times = sorted({each.time for each in scrape.values[USAGE]})
+    times = sorted(scrape.values[USAGE])
+
+    def at(name: str, time: float) -> float | None:
+        return scrape.values.get(name, {}).get(time)
+
     for time in times:
-        now = {name: scrape.at(name, time) for name in (QUERIES, HITS, PREEMPTIONS)}
+        now = {name: at(name, time) for name in (QUERIES, HITS, PREEMPTIONS)}
         added = {
-            name: value - before[name]
+            name: max(0.0, value - before[name])  # a server that starts anew counts from 0
             for name, value in now.items()
             if value is not None and name in before
         }
@@ -227,9 +229,9 @@ def _series(scrape: _Scrape) -> Iterator[Point]:
         queries = added.get(QUERIES, 0.0)
         yield Point(
             f"{time - times[0]:,.1f} s",
-            scrape.at(RUNNING, time),
-            scrape.at(WAITING, time),
-            scrape.at(USAGE, time),
+            at(RUNNING, time),
+            at(WAITING, time),
+            at(USAGE, time),
             added.get(HITS, 0.0) / queries if queries > 0 else None,
             queries,
             added.get(PREEMPTIONS),

@@ -208,12 +208,16 @@ def test_a_series_of_scrapes(kvsim: Kvsim, tmp_path: Path) -> None:
     for name, values in rows.items():
         lines += [f"# TYPE {name} gauge", *(f"{name} {value} {time}" for time, value in values)]
     hits = [900 * min(n, 6) + 100 * max(0, n - 6) for n in range(12)]
-    for name, values in (
+    for name, counts in (
         ("vllm:prefix_cache_queries", [1000 * n for n in range(12)]),
         ("vllm:prefix_cache_hits", hits),
     ):
         lines.append(f"# TYPE {name} counter")
-        lines += [f"{name}_total {value} {10 * n}" for n, value in enumerate(values)]
+        lines += [f"{name}_total {count} {10 * n}" for n, count in enumerate(counts)]
+    lines.append("# TYPE vllm:request_prompt_tokens histogram")
+    for time in (0, 110):  # the library's parser of OpenMetrics takes this for a broken histogram
+        for bound, count in (("10.0", time // 20), ("+Inf", time // 10)):
+            lines.append(f'vllm:request_prompt_tokens_bucket{{le="{bound}"}} {count} {time}')
     path = tmp_path / "series.txt"
     path.write_text("\n".join([*lines, "# EOF", ""]))
     (report,) = _reports(kvsim, "--metrics", path)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.health import CHECKS, SEVERITIES, Facts, Finding, go_through
@@ -44,7 +44,7 @@ _series = st.lists(
         st.floats(0, 1000),
         _numbers,
     ),
-    max_size=12,
+    max_size=5,
 )
 _facts = st.builds(
     Facts,
@@ -89,6 +89,7 @@ _facts = st.builds(
 )
 
 
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(_facts)
 def test_every_check_answers_once_whatever_is_known(facts: Facts) -> None:
     report = go_through(facts)

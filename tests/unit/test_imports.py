@@ -218,6 +218,7 @@ def _imported(*arguments: str) -> set[str]:
         ["tables", "show", "--help"],
         ["plot", "--help"],
         ["trace", "fit", "--help"],
+        ["check", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:
