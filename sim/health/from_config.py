@@ -58,7 +58,10 @@ def facts_of_config(config: RunConfig, name: str) -> Facts:
         pool = pool_of(config, model, gpu, grouped=True)
         check_start(pool, config)
     except CapacityError as error:
-        flags = "--max-model-len, --gpu-memory-utilization, --kv-cache-dtype fp8 or -tp"
+        pool_flags = "--gpu-memory-utilization"
+        if not cache.by_utilization:
+            pool_flags = "--kv-cache-memory-bytes or --num-gpu-blocks-override"
+        flags = f"--max-model-len, {pool_flags}, --kv-cache-dtype fp8 or -tp"
         facts.refusals = [(str(error), flags)]
         return facts
     _card(facts, config, model, gpu, pool)

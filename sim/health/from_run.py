@@ -4,6 +4,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sim.errors import ConfigError, FileError
@@ -18,45 +19,66 @@ from sim.settings import FILE_RANK, Given, Resolved, resolve
 from sim.simulation import RunResult
 from workloads.errors import plain, quote
 
-_KEYS = (
-    "num_prompts", "num_clipped_requests", "refused", "total_input_tokens", "total_output_tokens",
-    "prefix_cache_queries", "prefix_cache_hits", "recomputed_tokens",
-)  # fmt: skip
-"""Of a summary, beside what `RunFiles` has checked."""
+
+class _Summary(msgspec.Struct):
+    """What of a summary is read, here and where a change is compared with it."""
+
+    num_prompts: int
+    num_clipped_requests: int
+    refused: dict[str, int]
+    total_input_tokens: int
+    total_output_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    prefix_cache_hit_rate: float | None
+    recomputed_tokens: int
+    num_preemptions: int
+    max_num_requests_running: int
+    mean_num_requests_running: float | None
+    mean_kv_cache_usage_perc: float | None
+    max_kv_cache_usage_perc: float | None
+    output_throughput: float | None
+    median_ttft_ms: float | None
+    p99_ttft_ms: float | None
+    median_tpot_ms: float | None
+    p99_tpot_ms: float | None
+    max_activation_bytes: int | None
+    activation_room_bytes: int | None
+    steps_overrun_pct: float | None
+    timing_provenance: str
 
 
 def facts_of_run(run: RunSeries, name: str) -> Facts:
     """Answer what happened in *run*.
 
     Raises:
-        FileError: a key of the summary is missing, as in one of another version.
+        FileError: the summary is not as this version writes it.
     """
-    summary = run.summary
-    missing = [key for key in _KEYS if key not in summary]
-    if missing:
+    try:
+        summary = msgspec.convert(run.summary, _Summary)
+    except msgspec.ValidationError as error:
         raise FileError(
-            f"{name}: summary.json: key {missing[0]} is missing; expected a run of this version "
-            "of kvsim: run it again"
-        )
-    tokens = summary["total_input_tokens"] + summary["total_output_tokens"]
+            f"{name}: summary.json: {error}; expected a run of this version of kvsim: run it again"
+        ) from None
+    tokens = summary.total_input_tokens + summary.total_output_tokens
     facts = Facts(
         source="run",
         name=name,
         allocator=run.label,
-        num_requests=summary["num_prompts"],
-        num_clipped=summary["num_clipped_requests"],
-        num_refused=sum(summary["refused"].values()),
-        num_preemptions=summary["num_preemptions"],
-        recomputed=summary["recomputed_tokens"] / tokens if tokens else 0.0,
+        num_requests=summary.num_prompts,
+        num_clipped=summary.num_clipped_requests,
+        num_refused=sum(summary.refused.values()),
+        num_preemptions=summary.num_preemptions,
+        recomputed=summary.recomputed_tokens / tokens if tokens else 0.0,
         series=_series(run),
     )
-    if summary["prefix_cache_queries"]:
-        facts.queries, facts.hits = summary["prefix_cache_queries"], summary["prefix_cache_hits"]
+    if summary.prefix_cache_queries:
+        facts.queries, facts.hits = summary.prefix_cache_queries, summary.prefix_cache_hits
         facts.hit_rate = facts.hits / facts.queries
-    if summary.get("max_activation_bytes") is not None:
-        facts.step_gib = summary["max_activation_bytes"] / GIB
-        facts.room_gib = summary["activation_room_bytes"] / GIB
-        facts.steps_overrun = summary["steps_overrun_pct"] / 100
+    needed, room = summary.max_activation_bytes, summary.activation_room_bytes
+    if needed is not None and room is not None:
+        facts.step_gib, facts.room_gib = needed / GIB, room / GIB
+        facts.steps_overrun = (summary.steps_overrun_pct or 0.0) / 100
     return facts
 
 

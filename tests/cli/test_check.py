@@ -300,7 +300,9 @@ def test_run_folders_that_are_not_whole(kvsim: Kvsim, tmp_path: Path, folder: Pa
     del summary["refused"]
     (folder / "manifest.json").write_text('{"config": {}, "kvsim": {}, "trace": {}}')
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert "key refused is missing" in refused()
+    assert "missing required field `refused`; expected a run of this version" in refused()
+    (folder / "summary.json").write_text(json.dumps(summary | {"refused": 3}))
+    assert "`$.refused`; expected a run of this version" in refused()
     (folder / "summary.json").write_text('{"alloc')
     assert "summary.json" in refused()
     (folder / "steps.parquet").unlink()
