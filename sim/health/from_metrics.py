@@ -19,6 +19,9 @@ from workloads.errors import plain, quote
 MAX_BYTES = 1 << 26
 """Of a file: a scrape has 100 KB, an hour of OpenMetrics a few MB."""
 
+MAX_COUNT = 2**31
+"""Tokens of a block, and blocks: as a setting may be."""
+
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USAGE = "vllm:kv_cache_usage_perc"
 REQUIRED = (RUNNING, WAITING, USAGE)
@@ -27,6 +30,7 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 SUCCESS = "vllm:request_success_total"
 LENGTHS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
 CONFIG = "vllm:cache_config_info"
+_USED = (*REQUIRED, QUERIES, HITS, PREEMPTIONS, SUCCESS, *LENGTHS)
 OLD = {
     "vllm:gpu_cache_usage_perc": USAGE,
     "vllm:gpu_prefix_cache_queries_total": QUERIES,
@@ -54,8 +58,9 @@ class _Scrape:
         times = self.values.setdefault(name, {})
         times[time] = times.get(time, 0.0) + value
         self.labels[name] = labels
-        if "le" in labels:
-            self.buckets.setdefault(name, {})[float(labels["le"])] = value
+        bound = _number(labels.get("le"))
+        if bound is not None:
+            self.buckets.setdefault(name, {})[bound] = value
 
     def last(self, name: str) -> float | None:
         """Answer the latest value of *name*."""
@@ -72,6 +77,15 @@ class _Scrape:
         self.values = other.values | self.values
         self.labels = other.labels | self.labels
         self.buckets = other.buckets | self.buckets
+
+
+def _number(text: str | None) -> float | None:
+    """Answer the number that a label is, None if it is none or NaN."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def facts_of_metrics(path: Path) -> list[Facts]:
@@ -127,6 +141,10 @@ def _scrapes(families: Iterable[Metric], unit: float, shown: str) -> dict[Whose,
             scrape = scrapes.setdefault(whose, _Scrape())
             time = 0.0 if sample.timestamp is None else unit * float(sample.timestamp)
             name = OLD.get(sample.name, sample.name)
+            if name.startswith(_USED) and not 0 <= sample.value < math.inf:
+                raise FileError(
+                    f"{shown}: {plain(name)} {sample.value:g}: expected a finite number from 0"
+                )
             scrape.add(name, sample.labels, time, float(sample.value))
     # cache_config_info has no model: what it says is of the engine of that number, or of all.
     for whose in [each for each in scrapes if not each[0]]:
@@ -166,19 +184,14 @@ def _named(shown: str, whose: Whose, count: int) -> str:
 
 def _facts(scrape: _Scrape, name: str) -> Facts:
     facts = Facts(source="metrics", name=name)
-    for key, field, kind in (
-        ("block_size", "block_size", int),
-        ("gpu_memory_utilization", "gpu_memory_utilization", float),
-    ):
-        text = scrape.label(CONFIG, key)
-        try:
-            setattr(facts, field, None if text is None else kind(text))
-        except ValueError:
-            continue
+    size = _number(scrape.label(CONFIG, "block_size"))
+    facts.block_size = int(size) if size is not None and 1 <= size < MAX_COUNT else None
+    share = _number(scrape.label(CONFIG, "gpu_memory_utilization"))
+    facts.gpu_memory_utilization = share if share is not None and 0 < share <= 1 else None
     caching = scrape.label(CONFIG, "enable_prefix_caching")
     facts.enable_prefix_caching = None if caching is None else caching == "True"
-    blocks = scrape.label(CONFIG, "num_gpu_blocks")
-    if blocks is not None and blocks.isdigit() and facts.block_size is not None:
+    blocks = _number(scrape.label(CONFIG, "num_gpu_blocks"))
+    if blocks is not None and 0 <= blocks < MAX_COUNT and facts.block_size is not None:
         facts.kv_tokens = int(blocks) * facts.block_size
     facts.queries, facts.hits = scrape.last(QUERIES), scrape.last(HITS)
     if facts.queries and facts.hits is not None:

@@ -15,7 +15,7 @@ from sim.health.facts import Facts, merged
 from sim.health.from_config import add_load, facts_of_config
 from sim.report import Summary
 from sim.settings import FILE_RANK, KERNEL_BLOCK_SIZE, Given, resolve
-from workloads.errors import TraceError, plain
+from workloads.errors import TraceError, plain, quote
 from workloads.record import Trace
 
 if TYPE_CHECKING:
@@ -115,10 +115,11 @@ def of_folder(folder: str, given: dict[str, Given]) -> list[Subject]:
         subject.facts.refusals = []  # it ran
         try:
             subject.trace = _same_trace(resolved.run, manifest["trace"])
-        except TraceError as error:
+        except TraceError:  # what it says is of a file that the manifest names, not the user
             if "trace" in given:
                 raise
-            subject.notes.append(f"{name}: its trace is not at hand: {error}; add --trace")
+            named = quote(resolved.run.load.trace or "of the shipped workload")
+            subject.notes.append(f"{name}: its trace {named} is not at hand: add --trace")
         if subject.trace is not None:
             add_load(subject.facts, arriving(subject.trace, resolved.run.load), resolved.run)
         subjects.append(subject)

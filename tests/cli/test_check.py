@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sim.health import CHECKS
+from sim.errors import FileError
+from sim.health import CHECKS, go_through
 from sim.health.from_metrics import facts_of_metrics
 from tests.cli.conftest import Kvsim
 
@@ -242,6 +245,7 @@ BAD_METRICS = {
     ),
     "sglang": (METRICS.replace(b"vllm:", b"sglang:"), "metrics of sglang"),
     "other": (METRICS.replace(b"vllm:", b"python_"), "without a family that starts with vllm:"),
+    "nan": (METRICS.replace(b"} 64.0", b"} NaN"), "running nan: expected a finite number from 0"),
     "percent": (generate_latest(_registry(36.5)), "36.5: expected a share from 0 to 1"),
 }
 
@@ -255,6 +259,24 @@ def test_metrics_that_are_none(kvsim: Kvsim, tmp_path: Path, name: str) -> None:
     assert done.code == 1
     assert said in done.refusal
     assert len(done.refusal) < 400
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(st.integers(0, len(METRICS)), st.integers(0, 40), st.binary(max_size=12))
+def test_damaged_metrics_are_read_or_refused(
+    tmp_path: Path, start: int, length: int, instead: bytes
+) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_bytes(METRICS[:start] + instead + METRICS[start + length :])
+    try:
+        found = facts_of_metrics(path)
+    except FileError as error:
+        assert "--metrics" in str(error)
+        return
+    for facts in found:
+        assert go_through(facts).name == facts.name
 
 
 BAD_LOGS = {
@@ -318,7 +340,7 @@ def test_a_run_whose_trace_is_gone_or_another(
     moved = tmp_path / "moved.toml"
     spec.rename(moved)
     done = kvsim("check", folder, "--no-gains")
-    assert "its trace is not at hand" in done.notes[0]
+    assert "is not at hand: add --trace" in done.notes[0]
     assert "hit_rate_kept" in done.out  # the series has it all the same
     assert "differ first" not in done.out
     assert "differ first" in kvsim("check", folder, "--trace", moved, "--no-gains").out
