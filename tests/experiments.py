@@ -52,7 +52,9 @@ def run_cell(name: str, cell: Mapping[str, object], folder: Path) -> dict[str, s
         (path.parent / workload.name).symlink_to(workload)
     lines = [f"{setting} = {_toml(value)}" for setting, value in spec["fixed"].items()]
     grid = [f"{setting} = [{_toml(value)}]" for setting, value in cell.items()]
-    path.write_text("\n".join(["[fixed]", *lines, "[grid]", *grid]))
+    find = [f"{key} = {_toml(value)}" for key, value in spec.get("find", {}).items()]
+    tables = ["[fixed]", *lines, "[grid]", *grid, *(["[find]", *find] if find else [])]
+    path.write_text("\n".join(tables))
     assert main(["sweep", str(path), "-o", str(folder / "out"), "--jobs", "1"]) == 0
     (row,) = read_rows(folder / "out" / "summary.csv")
     return row

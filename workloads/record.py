@@ -62,18 +62,25 @@ class RequestRecord(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Many requests of unknown content and without ids, as columns of equal length.
+    """Many requests, as columns of equal length: what a `RequestRecord` has of the same name.
 
-    What a `RequestRecord` has of the same name, in bulk; *session_ids* is None where there are no
-    sessions.
+    A column that is None is that of requests which have none.
     """
 
-    lines: IntArray
-    arrival_ps: IntArray
-    num_prompt_tokens: IntArray
-    num_output_tokens: IntArray
+    lines: Sequence[int] | IntArray
+    arrival_ps: Sequence[int] | IntArray
+    num_prompt_tokens: Sequence[int] | IntArray
+    num_output_tokens: Sequence[int] | IntArray
+    request_ids: Sequence[str | None] | None = None
+    segments: Sequence[Sequence[Segment] | None] | None = None
     session_ids: Sequence[str | None] | None = None
     think_ps: Sequence[int | None] | None = None
+
+    def record(self, row: int) -> RequestRecord:
+        """Answer one of the requests."""
+        line, *times = (int(column[row]) for column in self[:4])
+        named = (None if column is None else column[row] for column in self[4:])
+        return RequestRecord(line, *times, *named)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,57 +201,50 @@ class TraceBuilder:
     def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
         for kind, some in groupby(chunk, type):
             if kind is RequestRecord:
-                self._add_records(list(some))  # type: ignore[arg-type]
+                self._add_rows(Rows(*zip(*some, strict=True)))
             elif kind is str:
                 self._notes += some  # type: ignore[arg-type]
             else:
                 for rows in some:
                     self._add_rows(rows)  # type: ignore[arg-type]
 
-    def _add_records(self, records: list[RequestRecord]) -> None:
-        lines, arrivals, prompts, outputs, ids, segments, sessions, thinks = zip(
-            *records, strict=True
-        )
-        counts, nodes, ends = self._prefix.walk(
-            ((None, prompt),) if own is None else own
-            for prompt, own in zip(prompts, segments, strict=True)
-        )
-        columns = (lines, arrivals, prompts, outputs, counts, nodes, ends)
-        try:
-            arrays = _Columns(*(np.array(values, dtype=np.int64) for values in (*columns, ())))
-        except OverflowError:
-            for record in records:
-                _check(record, self._files[-1][1])
-            raise
-        self._append(arrays, records)
-        self._name(ids)
-        self._add_sessions(sessions, thinks)
-
     def _add_rows(self, rows: Rows) -> None:
         count = len(rows.lines)
-        nodes = self._prefix.new(count) + np.arange(count)
-        counts = np.ones(count, dtype=np.int64)
-        self._append(_Columns(*rows[:4], counts, nodes, rows.num_prompt_tokens, nodes))
+        columns: tuple[Sequence[int] | IntArray, ...]
+        if rows.segments is None:
+            nodes = self._prefix.new(count) + np.arange(count)
+            columns = (*rows[:4], np.ones(count, dtype=np.int64), nodes, rows.num_prompt_tokens)
+        else:
+            prompts = zip(rows.num_prompt_tokens, rows.segments, strict=True)
+            walked = self._prefix.walk(
+                ((None, int(prompt)),) if own is None else own for prompt, own in prompts
+            )
+            columns = (*rows[:4], *walked)
+        try:
+            self._append(_Columns(*(np.asarray(c, dtype=np.int64) for c in (*columns, ()))), rows)
+        except OverflowError:
+            for row in range(count):
+                _check(rows.record(row), self._files[-1][1])
+            raise
+        self._name(rows.request_ids or ())
         self._add_sessions(rows.session_ids or [None] * count, rows.think_ps or [None] * count)
 
-    def _append(self, rows: _Columns, records: Sequence[RequestRecord] = ()) -> None:
-        """Keep *rows* with nodes for their outputs, or refuse the first that cannot run."""
+    def _append(self, columns: _Columns, rows: Rows) -> None:
+        """Keep *columns* with nodes for their outputs, or refuse the first that cannot run."""
         latest = MAX_ARRIVAL_S * PS_PER_S
-        wrong = (rows.arrivals < 0) | (rows.arrivals > latest) | (rows.counts < 1)
-        wrong |= np.minimum(rows.prompts, rows.outputs) < 1
-        wrong |= np.maximum(rows.prompts, rows.outputs) > MAX_TOKENS
-        if records and not wrong.any():
-            last = np.cumsum(rows.counts) - 1
-            lengths = np.diff(rows.ends, prepend=0)
-            lengths[last[:-1] + 1] = rows.ends[last[:-1] + 1]
-            wrong |= (rows.ends[last] != rows.prompts) | (lengths < 1).any()
+        wrong = (columns.arrivals < 0) | (columns.arrivals > latest) | (columns.counts < 1)
+        wrong |= np.minimum(columns.prompts, columns.outputs) < 1
+        wrong |= np.maximum(columns.prompts, columns.outputs) > MAX_TOKENS
+        if not wrong.any():
+            last = np.cumsum(columns.counts) - 1
+            lengths = np.diff(columns.ends, prepend=0)
+            lengths[last[:-1] + 1] = columns.ends[last[:-1] + 1]
+            wrong |= (columns.ends[last] != columns.prompts) | (lengths < 1).any()
         for row in np.flatnonzero(wrong).tolist():
-            line, arrival, prompt, output = (int(column[row]) for column in rows[:4])
-            record = records[row] if records else RequestRecord(line, arrival, prompt, output)
-            _check(record, self._files[-1][1])
-        count = len(rows.lines)
+            _check(rows.record(row), self._files[-1][1])
+        count = len(columns.lines)
         output_nodes = self._prefix.new(count) + np.arange(count)
-        self._rows.append(rows._replace(output_nodes=output_nodes))
+        self._rows.append(columns._replace(output_nodes=output_nodes))
         self._num_rows += count
 
     def _name(self, ids: Sequence[str | None]) -> None:

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from workloads.errors import TraceError, quote
-from workloads.readers.jsonlines import PS_PER_MS, Count, Milliseconds, Seconds, rows
+from workloads.readers.jsonlines import PS_PER_MS, Count, Milliseconds, Seconds, batches, rows
 from workloads.readers.source import Source
 from workloads.readers.text import BYTES_PER_TOKEN, Texts
-from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Segment
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Rows, Segment
 
 BLOCK_TOKENS = 512
 """Tokens behind one hash id of Mooncake."""
@@ -116,7 +117,7 @@ class _Turn(NamedTuple):
 
 def read_mooncake(
     source: Source, *, block_size: int = BLOCK_TOKENS
-) -> Iterator[RequestRecord | str]:
+) -> Iterator[RequestRecord | Rows | str]:
     """Yield the requests of Mooncake's traces, and of AIPerf's and Dynamo's in the same form.
 
     Times are milliseconds. Rows of a ``session_id`` are its turns, each ``delay`` after the one
@@ -132,10 +133,12 @@ def read_mooncake(
     turns: dict[str, _Turn] = {}
     num_untimed = num_texts = 0
     has_times = False
-    for number, row in rows(_Mooncake, source):
-        is_plain = None not in (row.timestamp, row.input_length, row.hash_ids)
-        if not is_plain or source.text.count(b'"') != _NUM_QUOTES:
-            keys.look(source.text)
+    for number, row in _each(source, block_size):
+        if isinstance(row, Rows):
+            has_times = True
+            yield row
+            continue
+        keys.look(source.text)
         session = None if row.session_id is None else f"{source.prefix}{row.session_id}"
         last = turns.get(session) if session is not None else None
         index = last.number + 1 if last else 0
@@ -164,6 +167,39 @@ def read_mooncake(
         yield texts.note
     if num_untimed:
         yield f"{num_untimed} requests without timestamp: at 0, or a delay after the turn before"
+
+
+def _each(source: Source, block_size: int) -> Iterator[tuple[int, "_Mooncake | Rows"]]:
+    """Yield the rows; where many have timestamp, lengths and ids, and nothing else, as columns."""
+    for numbers, texts, found in batches(_Mooncake, source):
+        columns = _columns(numbers, texts, found, block_size)
+        if columns is not None:
+            yield 0, columns
+            continue
+        for source.number, source.text, row in zip(numbers, texts, found, strict=True):
+            yield source.number, row
+
+
+def _columns(
+    numbers: Sequence[int], texts: Sequence[bytes], found: Sequence[_Mooncake], block_size: int
+) -> Rows | None:
+    """Answer the requests *found* as columns, or None if one of them needs a closer look."""
+    if sum([text.count(b'"') for text in texts]) != _NUM_QUOTES * len(texts):
+        return None
+    plain = [
+        (row.timestamp, row.input_length, row.output_length, row.hash_ids)
+        for row in found
+        if row.timestamp is not None and row.input_length and row.output_length and row.hash_ids
+    ]
+    if len(plain) < len(found):
+        return None
+    times, lengths, outputs, ids = zip(*plain, strict=True)
+    try:
+        segments = [block_segments(i, n, block_size) for i, n in zip(ids, lengths, strict=True)]
+    except TraceError:  # told with its line, later
+        return None
+    arrivals = np.rint(np.array(times) * PS_PER_MS).astype(np.int64)
+    return Rows(numbers, arrivals, lengths, outputs, segments=segments)
 
 
 def _prompt(

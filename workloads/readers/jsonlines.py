@@ -39,20 +39,33 @@ def batches(
     struct: type[T], source: Source
 ) -> Iterator[tuple[Sequence[int], Sequence[bytes], Sequence[T]]]:
     """Yield the items of *source* some at a time: their numbers, texts and structs; see `rows`."""
-    decoder = msgspec.json.Decoder(struct)
     for numbers, texts in source.chunks():
-        for start in range(0, len(texts), _BATCH):
-            some = texts[start : start + _BATCH]
-            places = numbers[start : start + _BATCH]
-            try:
-                found = decoder.decode_lines(b"\n".join(some))
-            except (msgspec.DecodeError, RecursionError):
-                found = []
-            if len(found) == len(some):
-                yield places, some, found
-                continue
-            for source.number, source.text in zip(places, some, strict=True):  # which is at fault?
-                yield (source.number,), (source.text,), (decode_line(struct, source.text),)
+        yield from decoded(struct, source, numbers, texts)
+
+
+def decoded(
+    struct: type[T], source: Source, numbers: Sequence[int], texts: Sequence[bytes]
+) -> Iterator[tuple[Sequence[int], Sequence[bytes], Sequence[T]]]:
+    """Yield the items *texts* of a chunk of *source*, as `batches` does."""
+    decoder = msgspec.json.Decoder(struct)
+    for start in range(0, len(texts), _BATCH):
+        some = texts[start : start + _BATCH]
+        places = numbers[start : start + _BATCH]
+        found = decode_lines(decoder, some)
+        if found is not None:
+            yield places, some, found
+            continue
+        for source.number, source.text in zip(places, some, strict=True):  # which is at fault?
+            yield (source.number,), (source.text,), (decode_line(struct, source.text),)
+
+
+def decode_lines(decoder: msgspec.json.Decoder[T], lines: Sequence[bytes]) -> list[T] | None:
+    """Answer *lines* decoded, or None if one of them is not what *decoder* expects."""
+    try:
+        found = decoder.decode_lines(b"\n".join(lines))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if len(found) == len(lines) else None
 
 
 _BATCH = 1024

@@ -75,7 +75,14 @@ def read_burstgpt(source: Source) -> Iterator[Rows | str]:
         sessions = [values["Session ID"][row] or None for row in good.tolist()]
     if sessions and "Elapsed time" in values:
         thinks = _think_times(sessions, arrivals, _picoseconds(values["Elapsed time"])[good])
-    yield Rows(lines[good], arrivals, prompts[good], outputs[good], sessions, thinks)
+    yield Rows(
+        lines[good],
+        arrivals,
+        prompts[good],
+        outputs[good],
+        session_ids=sessions,
+        think_ps=thinks,
+    )
 
 
 def _think_times(

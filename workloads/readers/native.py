@@ -1,6 +1,7 @@
 """kvsim's own format: the prompt as segments, token ids or a length; JSON lines or Parquet."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -8,10 +9,10 @@ import numpy as np
 from msgspec import Meta
 
 from workloads.errors import TraceError, did_you_mean, quote
-from workloads.readers.jsonlines import Count, Seconds, batches
+from workloads.readers.jsonlines import Count, Seconds, decode_lines, decoded
 from workloads.readers.source import Source
 from workloads.readers.tokens import TokenTree
-from workloads.record import PS_PER_S, RequestRecord, Rows, Segment
+from workloads.record import PS_PER_S, IntArray, RequestRecord, Rows, Segment
 
 MAX_ROWS = 1 << 28
 """Requests of a Parquet file, and elements of its lists in one row group: a small file of either
@@ -19,6 +20,14 @@ could fill any memory."""
 
 
 _Segments = Annotated[list[tuple[str | int, Count]], Meta(min_length=1, max_length=1 << 20)]
+
+
+class _Lengths(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A line of lengths and nothing else, as most are."""
+
+    arrival_time: Seconds
+    input_length: Count
+    output_len: Count
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -35,6 +44,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     think_time: Seconds | None = None
 
 
+_GETTERS = {name: attrgetter(name) for name in _Request.__struct_fields__}
 _PROMPT = ("prompt", "prompt_token_ids", "input_length")
 _OUTPUT = ("output_len", "output_length")
 
@@ -56,31 +66,63 @@ def read_native(source: Source) -> Iterator[RequestRecord | Rows]:
         TraceError: on an unknown key, or a value that is missing, given twice or out of range.
     """
     tree = TokenTree()
-    for numbers, texts, requests in batches(_Request, source):
-        lengths = _lengths(numbers, requests)
+    quick = msgspec.json.Decoder(_Lengths)
+    for numbers, texts in source.chunks():
+        lengths = decode_lines(quick, texts)
         if lengths is not None:
-            yield lengths
-            continue
-        for source.number, source.text, request in zip(numbers, texts, requests, strict=True):
-            yield _record(source.number, request, tree)
+            yield _rows(numbers, lengths)
+        else:
+            yield from _records(source, tree, numbers, texts)
 
 
-def _lengths(numbers: Sequence[int], requests: Sequence[_Request]) -> Rows | None:
-    """Answer *requests* as columns if they are all of lengths and nothing else, which is fast."""
-    columns = zip(*map(msgspec.structs.astuple, requests), strict=True)
-    of = dict(zip(_Request.__struct_fields__, columns, strict=True))
-    given = {name for name, values in of.items() if values.count(None) < len(requests)}
-    if given != _LENGTHS or None in of["input_length"] or None in of["output_len"]:
-        return None
+def _rows(numbers: Sequence[int], requests: Sequence[_Lengths]) -> Rows:
+    """Answer *requests* as columns."""
     return Rows(
-        np.array(numbers, dtype=np.int64),
-        np.rint(np.array(of["arrival_time"]) * PS_PER_S).astype(np.int64),
-        np.array(of["input_length"], dtype=np.int64),
-        np.array(of["output_len"], dtype=np.int64),
+        numbers,
+        _picoseconds([request.arrival_time for request in requests]),
+        [request.input_length for request in requests],
+        [request.output_len for request in requests],
     )
 
 
-_LENGTHS = {"arrival_time", "input_length", "output_len"}
+def _picoseconds(seconds: Sequence[float]) -> IntArray:
+    ticks: IntArray = np.rint(np.array(seconds) * PS_PER_S).astype(np.int64)
+    return ticks
+
+
+def _records(
+    source: Source, tree: TokenTree, numbers: Sequence[int], texts: Sequence[bytes]
+) -> Iterator[RequestRecord | Rows]:
+    for places, some, requests in decoded(_Request, source, numbers, texts):
+        rows = _columns(places, requests)
+        if rows is not None:
+            yield rows
+            continue
+        for source.number, source.text, request in zip(places, some, requests, strict=True):
+            yield _record(source.number, request, tree)
+
+
+def _columns(numbers: Sequence[int], requests: Sequence[_Request]) -> Rows | None:
+    """Answer *requests* as columns, which is fast, if all give segments, or all lengths alone."""
+    columns = {name: list(map(get, requests)) for name, get in _GETTERS.items()}
+    given = {name: of for name, of in columns.items() if of.count(None) < len(requests)}
+    prompts, outputs = ([name for name in names if name in given] for names in (_PROMPT, _OUTPUT))
+    if len(prompts) != 1 or len(outputs) != 1 or prompts[0] == "prompt_token_ids":
+        return None
+    prompt, output = given[prompts[0]], given[outputs[0]]
+    if None in prompt or None in output:
+        return None
+    is_length = prompts[0] == "input_length"
+    return Rows(
+        numbers,
+        _picoseconds(columns["arrival_time"]),
+        prompt if is_length else [sum([length for _, length in own]) for own in prompt],
+        output,
+        given.get("request_id"),
+        None if is_length else prompt,
+        given.get("session_id"),
+        [t if t is None else round(t * PS_PER_S) for t in given.get("think_time", ())] or None,
+    )
 
 
 def _record(number: int, request: _Request, tree: TokenTree) -> RequestRecord:

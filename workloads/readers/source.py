@@ -217,7 +217,7 @@ class Source:
 
     def _numbered(self, end: int, lines: list[bytes]) -> Iterator[Chunk]:
         """Yield *lines*, which come after line *end*, as a chunk if they are not all blank."""
-        texts = [line.strip() for line in lines]
+        texts = list(map(bytes.strip, lines))
         numbers: Sequence[int] = range(end + 1, end + 1 + len(texts))
         if not all(texts):
             numbers = [number for number, text in zip(numbers, texts, strict=True) if text]

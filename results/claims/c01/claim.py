@@ -38,6 +38,11 @@ def kind_of(model: ModelSpec, layout: KVLayout) -> str:
     return "MHA" if model.num_key_value_heads == model.num_attention_heads else "GQA"
 
 
+def formula_bytes(model: ModelSpec) -> int:
+    """Answer layers * 2 * KV width * bytes, which is the KV of a token with plain attention."""
+    return model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim * 2
+
+
 def make() -> pd.DataFrame:
     """Answer a row a preset, largest first."""
     rows = []
@@ -54,6 +59,7 @@ def make() -> pd.DataFrame:
                 "model": name,
                 "attention": kind_of(model, layout),
                 "bytes_per_token": of_bytes,
+                "formula_bytes": formula_bytes(model),
                 "mb_per_1000_tokens": of_bytes / 1000,
                 "gib_of_128k_tokens": long / 2**30,
                 "growth_1k_to_128k": long / short,
@@ -67,6 +73,8 @@ def judge(frame: pd.DataFrame) -> Verdict:
     low, high = FEW_HUNDRED_MB
     sizes = frame["mb_per_1000_tokens"]
     right = int(sizes.between(low, high).sum())
+    exact = frame["formula_bytes"] == frame["bytes_per_token"]
+    kinds = " and ".join(sorted(set(frame[exact]["attention"]), key=KINDS.index))
     linear = int((frame["growth_1k_to_128k"] == LONG / SHORT).sum())
     least = sizes[sizes > 0].min()
     bytes_of = ", ".join(
@@ -75,8 +83,8 @@ def judge(frame: pd.DataFrame) -> Verdict:
     held = "holds" if 2 * right > len(frame) else "does not hold"
     return Verdict(
         f"{held} as a rule of thumb: right for {right} of {len(frame)} models, up to "
-        f"{low / least:.0f} times too high and {sizes.max() / high:.0f} too low. The formula is "
-        f"right; KV grows linearly for {linear} (the others have windows, states or compression)",
+        f"{low / least:.0f} times too high and {sizes.max() / high:.0f} too low. The formula gives "
+        f"{int(exact.sum())} exactly ({kinds}); {linear} grow linearly with context",
         f"Bytes a token: {bytes_of}",
         "size by the model's config (`kvsim capacity --model`), never by a rule of thumb",
     )

@@ -42,9 +42,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
     running, ttft = sharing["mean_num_requests_running"], sharing["light_ttft_ms"]
     lost = hits["in front"] <= 10 < hits["nowhere"]
     return Verdict(
-        f"holds, and the fall is to {hits['in front']:.0f} %: nothing is left"
-        if lost
-        else "does not hold",
+        f"holds; the fall is to {hits['in front']:.0f} %" if lost else "does not hold",
         f"Hit rate {hits['nowhere']:.0f} %; in front of all {hits['in front']:.0f} %, of half "
         f"{hits['half in front']:.0f} %, in the middle {hits['middle']:.0f} %, behind "
         f"{hits['behind']:.0f} %. In front: running requests {running['nowhere']:.0f} to "
