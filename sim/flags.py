@@ -125,6 +125,18 @@ class _Capacity(_Command):
     )
 
 
+class _Advise(_Command):
+    """``kvsim advise``: every setting of a run; it writes no files."""
+
+    without = ("output_dir", "format", "save_steps", "save_block_tables", "single_step")
+    helps = MappingProxyType(
+        {
+            "allocator": "KV allocator to start from [default: paged; prefix caching is a step].",
+            "json": "Print the answer as JSON, not as text.",
+        }
+    )
+
+
 class _Check(_Command):
     """``kvsim check``: every setting of a run, and what is checked."""
 
@@ -350,6 +362,12 @@ def _capacity(values: dict[str, Any]) -> int:
     return capacity(values)
 
 
+def _advise(values: dict[str, Any]) -> int:
+    from sim.commands.advise import advise_command  # noqa: PLC0415  # --help pays for no command
+
+    return advise_command(values)
+
+
 def _check(values: dict[str, Any]) -> int:
     from sim.commands.check import check  # noqa: PLC0415  # --help pays for no command
 
@@ -486,6 +504,11 @@ def _cli() -> click.Group:
             _Capacity,
         )
     )
+    doc = (
+        "Try what helps a deployment that does not carry its load, one step after another: prefix "
+        "caching, utilization, fp8 KV, max_model_len, max_num_seqs, quantized weights, more cards."
+    )
+    group.add_command(_command("advise", _advise, doc, _Advise))
     group.add_command(_sweep())
     group.add_command(_plot())
     group.add_command(

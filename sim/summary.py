@@ -6,7 +6,7 @@ left out of the summary as they are there without ``--save-detailed``.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,40 +21,69 @@ from sim.totals import Totals
 from workloads.record import PS_PER_S, IntArray
 
 
+class Served(NamedTuple):
+    """The completed requests of a run, in seconds; arrays of equal length.
+
+    Attributes:
+        arrival, first, last: when each arrived, and had its first and its last token.
+        num_output: tokens generated.
+    """
+
+    arrival: FloatArray
+    first: FloatArray
+    last: FloatArray
+    num_output: IntArray
+
+    def latencies(self) -> dict[str, FloatArray]:
+        """Answer what an SLO can bound, by its name: TPOT is 0 for outputs of one token."""
+        tpot = (self.last - self.first) / np.maximum(self.num_output - 1, 1)
+        return {"ttft": self.first - self.arrival, "tpot": tpot, "e2el": self.last - self.arrival}
+
+    def section(self) -> dict[str, float | None]:
+        """Answer mean, median, standard deviation and p99 of TTFT, TPOT and end-to-end latency.
+
+        As in vLLM, requests of one token have no TPOT.
+        """
+        found = self.latencies()
+        found["tpot"] = found["tpot"][self.num_output > 1]
+        return {
+            key: value
+            for name, seconds in found.items()
+            for key, value in _latency(name, seconds).items()
+        }
+
+
+def served(result: RunResult) -> Served:
+    """Answer the requests of *result* that were completed."""
+    requests = result.recorder.request_columns()
+    done = requests["finish_ps"] != UNSET
+    times = (result.recorder.arrival_ps, requests["first_token_ps"], requests["finish_ps"])
+    arrival, first, last = (column[done] / PS_PER_S for column in times)
+    return Served(arrival, first, last, requests["num_output_tokens"][done])
+
+
 def summarize(result: RunResult) -> dict[str, Any]:
     """Answer the summary of a run; None where a figure has no value (no request, no look-up).
 
     Times in milliseconds where the name ends in ``_ms``, in seconds in *duration*; throughputs per
     second of simulated time from the first arrival to the last token. *request_rate* and what
-    `_goodput` answers are there if they were asked for.
+    `goodput_of` answers are there if they were asked for.
     """
     config, trace, recorder = result.config, result.trace, result.recorder
     spent = _Spent(result.step_time)
     totals = recorder.add_up(spent.watch(recorder.step_chunks()))
-    requests = recorder.request_columns()
-    done = requests["finish_ps"] != UNSET
-
-    def seconds(times_ps: IntArray) -> FloatArray:
-        values: FloatArray = times_ps[done] / PS_PER_S
-        return values
-
-    arrival, first, last = (
-        seconds(times)
-        for times in (recorder.arrival_ps, requests["first_token_ps"], requests["finish_ps"])
-    )
-    num_prompt, num_output = trace.num_prompt_tokens[done], requests["num_output_tokens"][done]
-    more = num_output > 1  # vLLM leaves requests of one token out of TPOT
-    tpot = (last - first) / np.maximum(num_output - 1, 1)  # and takes it as 0 for goodput
+    completed = served(result)
+    done = recorder.request_columns()["finish_ps"] != UNSET
+    num_prompt, num_output = trace.num_prompt_tokens[done], completed.num_output
     duration = totals.duration_ps / PS_PER_S
     load: dict[str, Any] = {}
     if config.load.request_rate is not None:
         load["request_rate"] = config.load.request_rate
     if config.load.goodput is not None:
-        measured = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
-        load |= _goodput(parse_goodput(config.load.goodput), measured, duration, len(trace))
+        load |= goodput_of(config.load.goodput, completed, duration, len(trace))
     max_model_len = config.model.max_model_len or 0
-    served = trace.num_prompt_tokens < max_model_len
-    clipped = served & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
+    admitted = trace.num_prompt_tokens < max_model_len
+    clipped = admitted & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
     return {
         "model_id": config.model.model,
         "gpu": config.model.gpu,
@@ -69,11 +98,8 @@ def summarize(result: RunResult) -> dict[str, Any]:
         "output_throughput": _ratio(num_output.sum(), duration),
         "total_token_throughput": _ratio(num_prompt.sum() + num_output.sum(), duration),
         "max_output_tokens_per_s": int(totals.tokens_in_second.max(initial=0)),
-        "max_concurrent_requests": _peak_per_second(arrival, last),
-        **_latency("ttft", first - arrival),
-        **_latency("tpot", tpot[more]),
-        **_inter_token_latency(totals.inter_token),
-        **_latency("e2el", last - arrival),
+        "max_concurrent_requests": _peak_per_second(completed.arrival, completed.last),
+        **_latencies(completed, totals),
         "num_clipped_requests": int(clipped.sum()),
         "refused": dict(sorted(Counter(result.recorder.refused.values()).items())),
         **_kv_section(result, totals),
@@ -83,19 +109,27 @@ def summarize(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _goodput(
-    slos: dict[str, float], seconds: dict[str, FloatArray], duration: float, num_prompts: int
-) -> dict[str, Any]:
-    """Answer the requests that meet all of *slos* (ms) a second, as vLLM counts them.
+def goodput_of(
+    goodput: str, completed: Served, duration: float, num_prompts: int
+) -> dict[str, float | None]:
+    """Answer the requests that meet all SLOs of *goodput* a second, as vLLM counts them.
 
     And ``slo_attainment``, their share of all *num_prompts* requests, refused ones included.
-    *seconds* [num completed] by metric, tpot 0 for outputs of one token.
     """
-    met: BoolArray = np.ones(len(seconds["ttft"]), dtype=np.bool_)
-    for name, milliseconds in slos.items():
+    seconds = completed.latencies()
+    met: BoolArray = np.ones(len(completed.last), dtype=np.bool_)
+    for name, milliseconds in parse_goodput(goodput).items():
         met &= seconds[name] <= milliseconds / 1e3
     good = int(met.sum())
     return {"request_goodput": _ratio(good, duration), "slo_attainment": good / num_prompts}
+
+
+def _latencies(completed: Served, totals: Totals) -> dict[str, float | None]:
+    """Answer all latencies in the order of vLLM's report."""
+    sections = completed.section()
+    between = _inter_token_latency(totals.inter_token)
+    before_e2el = {key: value for key, value in sections.items() if not key.endswith("e2el_ms")}
+    return before_e2el | between | sections
 
 
 def _kv_section(result: RunResult, totals: Totals) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 No files are written. `sim.summary` has all figures of a run; here are the few that decide.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from sim.arrivals import arriving
 from sim.config import CONTIGUOUS_ONLY, RunConfig
@@ -14,10 +16,11 @@ from sim.hardware import get_gpu
 from sim.options import settings
 from sim.report import Summary
 from sim.settings import FILE_RANK, FLAG_RANK, Given, resolve
-from sim.simulation import Simulation
-from sim.summary import summarize
-from workloads.errors import did_you_mean, quote
-from workloads.record import Trace
+from sim.simulation import RunResult, Simulation
+from sim.summary import Served, goodput_of, served, summarize
+from workloads.editing import sample
+from workloads.errors import TraceError, did_you_mean, quote
+from workloads.record import PS_PER_S, Trace
 
 
 class Outcome(NamedTuple):
@@ -26,7 +29,7 @@ class Outcome(NamedTuple):
     Names are those of the summary where it has them, with its definitions and units.
 
     Attributes:
-        mean_num_requests_running, max_num_requests_running: requests in a step.
+        mean_num_requests_running, max_num_requests_running: requests in a step, over all replicas.
         users_held: requests that the whole pool holds at the lengths and sharing of this run: mean
             running over mean usage of the pool. Memory alone; max_num_seqs may allow fewer.
         output_throughput: tokens/s.
@@ -105,35 +108,127 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return resolve(given, shipped_workload=False).run
 
 
-def what_if(
-    config: RunConfig,
-    trace: Trace,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    on_step: Callable[[], None] | None = None,
-) -> Outcome:
-    """Answer what comes of *config* with *changes* on *trace*, as recorded.
+class Ran(NamedTuple):
+    """What comes of a configuration, and the summary that says where sizes and times come from.
 
-    *on_step* is called as by `Simulation.run`.
+    Of several replicas it is the first one's.
+    """
+
+    outcome: Outcome
+    summary: Summary
+
+
+LOADED = {"trace", "trace_format", "seed"}
+"""Settings that a trace which was read does not follow."""
+
+Simulate = Callable[[Simulation], RunResult]
+"""How to run: `Simulation.run`, perhaps with a progress bar around it."""
+
+
+def what_if(
+    config: RunConfig, trace: Trace, changes: Mapping[str, Any] | None = None, *, replicas: int = 1
+) -> Outcome:
+    """Answer what comes of *config* with *changes* on *trace*, as recorded; see `ran`."""
+    for name in sorted(LOADED & (changes or {}).keys()):
+        raise ConfigError(f"setting {quote(name)}: expected another *trace*, as this one was read")
+    config = changed(config, changes) if changes else config
+    return ran(config, trace, replicas=replicas).outcome
+
+
+def ran(
+    config: RunConfig, trace: Trace, *, replicas: int = 1, simulate: Simulate = Simulation.run
+) -> Ran:
+    """Run *config* on *trace*, as recorded.
+
+    *replicas* engines, each on GPUs of its own, take the sessions in turn; each knows the prefixes
+    of its own sessions only. What runs at once (``max_concurrency``) is shared out.
 
     Raises:
-        ConfigError: settings that cannot be used, `CapacityError` where they do not fit.
+        ConfigError: settings that cannot be used, `CapacityError` where they do not fit; fewer
+            sessions than replicas.
         TraceError: the request rate cannot be had.
     """
-    config = changed(config, changes) if changes else config
-    result = Simulation(config, arriving(trace, config.load)).run(on_step)
-    return outcome_of(summarize(result), config)
+    trace = arriving(trace, config.load)
+    if replicas == 1:
+        summary = summarize(simulate(Simulation(config, trace)))
+        return Ran(outcome_of(summary, config, 1), summary)
+    try:
+        parts = [sample(trace, every=replicas, nth=nth) for nth in range(replicas)]
+    except TraceError:
+        raise ConfigError(f"{replicas} replicas: {trace.name} has fewer sessions") from None
+    results = [
+        simulate(Simulation(_share(config, nth, replicas), part)) for nth, part in enumerate(parts)
+    ]
+    summaries = [summarize(result) for result in results]
+    together = _together(summaries, results, config)
+    return Ran(outcome_of(together, config, replicas), summaries[0])
 
 
-def outcome_of(summary: Summary, config: RunConfig) -> Outcome:
-    """Answer the outcome of the run that has *summary*."""
+def _share(config: RunConfig, nth: int, replicas: int) -> RunConfig:
+    """Answer *config* with the part of ``max_concurrency`` that one replica has; at least one."""
+    limit = config.load.max_concurrency
+    if limit is None:
+        return config
+    mine = max(1, limit // replicas + (nth < limit % replicas))
+    load = msgspec.structs.replace(config.load, max_concurrency=mine)
+    return msgspec.structs.replace(config, load=load)
+
+
+def _together(
+    summaries: Sequence[Summary], results: Sequence[RunResult], config: RunConfig
+) -> Summary:
+    """Answer what `outcome_of` reads of a summary, of replicas that ran side by side.
+
+    Counts add up, so do means over the whole time; the peak of running requests is the sum of
+    theirs, even if not at once; usage is the fullest one's.
+    """
+    starts = [int(result.trace.arrival_ps[0]) / PS_PER_S for result in results]
+    ends = [start + s["duration"] for start, s in zip(starts, summaries, strict=True)]
+    duration = max(ends) - min(starts)
+
+    def total(name: str) -> float:
+        return sum(summary[name] or 0 for summary in summaries)
+
+    def mean(name: str) -> float | None:
+        weighted = sum((s[name] or 0) * s["duration"] for s in summaries)
+        return weighted / duration if duration else None
+
+    parts = [served(result) for result in results]
+    completed = Served(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    queries = total("prefix_cache_queries")
+    overrun = [s["steps_overrun_pct"] for s in summaries]
+    found = {
+        **completed.section(),
+        "mean_num_requests_running": mean("mean_num_requests_running"),
+        "max_num_requests_running": total("max_num_requests_running"),
+        "users_held": sum(_users_held(summary) or 0 for summary in summaries),
+        "output_throughput": total("total_output_tokens") / duration if duration else None,
+        "prefix_cache_hit_rate": total("prefix_cache_hits") / queries if queries else None,
+        "num_preemptions": total("num_preemptions"),
+        "max_kv_cache_usage_perc": max(s["max_kv_cache_usage_perc"] or 0 for s in summaries),
+        "steps_overrun_pct": None if None in overrun else max(overrun),
+        "timing_provenance": summaries[0]["timing_provenance"],
+    }
+    if config.load.goodput is not None:
+        num_prompts = sum(len(result.trace) for result in results)
+        found |= goodput_of(config.load.goodput, completed, duration, num_prompts)
+    return found
+
+
+def _users_held(summary: Summary) -> float | None:
     usage, running = summary["mean_kv_cache_usage_perc"], summary["mean_num_requests_running"]
-    gpus = config.model.tensor_parallel_size
+    return running / usage if usage else None
+
+
+def outcome_of(summary: Summary, config: RunConfig, replicas: int = 1) -> Outcome:
+    """Answer the outcome of the run that has *summary*."""
+    gpus = replicas * config.model.tensor_parallel_size
     price = get_gpu(config.model.gpu, config.model.gpu_memory_gib).usd_per_hour
     usd_per_hour = None if price is None else gpus * price
     figures: dict[str, Any] = {name: summary.get(name) for name in Outcome._fields}
+    if "users_held" not in summary:
+        figures["users_held"] = _users_held(summary)
     figures |= {
-        "users_held": running / usage if usage else None,
         "num_gpus": gpus,
         "usd_per_hour": usd_per_hour,
         "usd_per_million_output_tokens": usd_per_million(
@@ -162,6 +257,6 @@ def compared(before: Outcome, after: Outcome) -> dict[str, Change]:
             old,
             new,
             new - old if both else None,
-            new / old if both and old and math.isfinite(old) else None,
+            new / old if both and old else None,
         )
     return found

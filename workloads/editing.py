@@ -101,6 +101,7 @@ def sample(
     start: float = 0.0,
     end: float | None = None,
     every: int = 1,
+    nth: int = 0,
     request_rate: float | None = None,
 ) -> Trace:
     """Answer a part of *trace*; sessions stay whole.
@@ -110,7 +111,8 @@ def sample(
         start: seconds; sessions whose first request arrives before it are left out, and it is the
             new time 0.
         end: seconds; sessions that start at it or later are left out.
-        every: keep the first of so many sessions, in the order of their first requests.
+        every: keep one of so many sessions, in the order of their first requests.
+        nth: which of them, from 0: all *nth* below *every* together are all sessions.
         request_rate: requests a second on average of what is left; None: as recorded.
 
     Raises:
@@ -121,7 +123,7 @@ def sample(
     kept = starts >= round(start * PS_PER_S)
     if end is not None:
         kept &= starts < round(end * PS_PER_S)
-    roots = np.unique(first[kept])[::every]
+    roots = np.unique(first[kept])[nth::every]
     kept = np.isin(first, roots)
     if not kept.any():
         last = int(trace.arrival_ps[-1]) / PS_PER_S

@@ -44,14 +44,21 @@ def say(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print *value* as a result."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
-    """Read the trace and say on stderr what the user should know before the run."""
-    from sim.arrivals import arriving, recorded  # noqa: PLC0415  # see above
+    """Read the trace, with the arrivals asked for; say on stderr what the user should know."""
+    from sim.arrivals import arriving  # noqa: PLC0415  # see above
 
-    trace = arriving(recorded(load), load)
+    return arriving(load_recorded(load, notes), load)
+
+
+def load_recorded(load: LoadConfig, notes: list[str]) -> "Trace":
+    """Read the trace as recorded, and say on stderr what the user should know before the run."""
+    from sim.arrivals import recorded  # noqa: PLC0415  # see above
+
+    trace = recorded(load)
     for note in dict.fromkeys([*notes, *(f"{trace.name}: {note}" for note in trace.notes)]):
         say(f"note: {note}")
     return trace

@@ -29,6 +29,7 @@ LAYERS = (
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
     ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "health", "what_if"),
+    ("advice", "advice_report"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -55,6 +56,7 @@ COMMANDS = {
         "sweep",
         "tables",
         "trace",
+        "advise",
         "check",
     )
 }
@@ -64,6 +66,7 @@ ONLY_IN = {
     "click": {"sim/flags.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {
+        "sim/advice_report.py",
         "sim/comparison.py",
         "sim/timing_report.py",
         "sim/trace_report.py",

@@ -111,10 +111,57 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     assert str(refusal.value).startswith(message)
 
 
+def test_a_trace_that_was_read_stays(samples: Path) -> None:
+    config = config_of()
+    for name, value in (("trace", str(samples / "tokens.jsonl")), ("seed", 3)):
+        with pytest.raises(ConfigError, match=f"setting '{name}'"):
+            what_if(config, trace_of(config), {name: value})
+
+
 def test_what_does_not_fit_is_refused() -> None:
     config = config_of()
     with pytest.raises(CapacityError, match="weights do not fit"):
         what_if(config, trace_of(config), {"model": "meta-llama/Llama-3.1-70B"})
+
+
+def test_replicas_by_hand(equal_requests: Path) -> None:
+    """Two pools of 100 blocks take 20 requests each: all at once, in 16 steps of 10 ms."""
+    config = config_of(**SLOW, trace=str(equal_requests), allocator="paged", goodput="ttft:100")
+    found = what_if(config, trace_of(config), replicas=2)
+    assert found.max_num_requests_running == found.mean_num_requests_running == 40
+    assert found.users_held == pytest.approx(2 * 100 / 3)
+    assert found.output_throughput == pytest.approx(40 * 16 / 0.16)
+    assert found.slo_attainment == 1
+    assert found.request_goodput == pytest.approx(40 / 0.16)
+    assert found.max_kv_cache_usage_perc == pytest.approx(0.6)
+    assert found.num_gpus == 2
+    assert found.usd_per_million_output_tokens == pytest.approx(6.0 / 3600 / 4000 * 1e6)
+
+
+@pytest.mark.parametrize(("limit", "running"), [(7, 7), (2, 3)])
+def test_replicas_share_out_concurrency(equal_requests: Path, limit: int, running: int) -> None:
+    config = config_of(**SLOW, trace=str(equal_requests), allocator="paged", max_concurrency=limit)
+    assert what_if(config, trace_of(config), replicas=3).max_num_requests_running == running
+
+
+def test_replicas_share_out_what_a_run_has() -> None:
+    """Every request is served once, and percentiles are of all of them."""
+    roomy = {**SLOW, "num_gpu_blocks_override": 5001, "max_model_len": 8192}
+    config = config_of(**roomy, goodput="tpot:50")
+    trace = trace_of(config)
+    one, three = (what_if(config, trace, replicas=n) for n in (1, 3))
+    assert three.median_tpot_ms == one.median_tpot_ms == pytest.approx(10)  # no step is slower
+    assert three.slo_attainment == one.slo_attainment == 1
+    assert three.p99_ttft_ms is not None
+    assert one.p99_ttft_ms is not None
+    assert three.p99_ttft_ms < one.p99_ttft_ms
+    json.dumps(three._asdict())
+
+
+def test_more_replicas_than_sessions(equal_requests: Path) -> None:
+    config = config_of(**SLOW, trace=str(equal_requests), allocator="paged")
+    with pytest.raises(ConfigError, match=r"^41 replicas: .*equal.jsonl has fewer sessions$"):
+        what_if(config, trace_of(config), replicas=41)
 
 
 def test_compared() -> None:

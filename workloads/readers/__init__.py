@@ -82,7 +82,8 @@ def read_records(
 ) -> Generator[tuple[RequestRecord, bytes], None, None]:
     """Yield the requests of a trace, as its reader found them, each with the text of its item.
 
-    Requests of lengths only are left out. *path* and *trace_format* as of `read_trace`.
+    Of requests that were read many at once there is no text; those of lengths only are left out.
+    *path* and *trace_format* as of `read_trace`.
 
     Raises:
         TraceError: as `read_trace`, up to where it is read.
@@ -91,9 +92,12 @@ def read_records(
     for part, one in enumerate(_files(Path(path), plain(os.fspath(path)))):
         file = _File(one, plain(str(one)), None if one == Path(path) else part)
         with closing(file.read(name or None, options, hashlib.sha256())) as found:
-            for record in found:
-                if isinstance(record, RequestRecord):
-                    yield record, file.text
+            for some in found:
+                if isinstance(some, RequestRecord):
+                    yield some, file.text
+                elif isinstance(some, Rows) and some.segments is not None:
+                    for row in range(len(some.lines)):
+                        yield some.record(row), b""
 
 
 def _files(path: Path, where: str) -> list[Path]:
