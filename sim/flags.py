@@ -57,8 +57,8 @@ class _Command(click.Command):
 
     only: "tuple[str, ...] | None" = None
     """Names of the settings whose flags it has; None is all."""
-    without: "tuple[str, ...]" = ()
-    """Names of settings that it has not."""
+    writes: bool = True
+    """Whether it has the settings of the output; else ``--json`` alone."""
     own: "tuple[click.Parameter, ...]" = ()
     """Flags and arguments that are no settings."""
     helps: "Mapping[str, str]" = MappingProxyType({})
@@ -77,7 +77,8 @@ class _Command(click.Command):
             shown = [
                 s
                 for s in settings()
-                if (self.only is None or s.name in self.only) and s.name not in self.without
+                if (self.only is None or s.name in self.only)
+                and (self.writes or s.concern != "output" or s.name == "json")
             ]
             self.params = [*self.own, config, *(_option(s, self.helps.get(s.name)) for s in shown)]
         return super().get_params(ctx)
@@ -128,7 +129,7 @@ class _Capacity(_Command):
 class _Advise(_Command):
     """``kvsim advise``: every setting of a run; it writes no files."""
 
-    without = ("output_dir", "format", "save_steps", "save_block_tables", "single_step")
+    writes = False
     helps = MappingProxyType(
         {
             "allocator": "KV allocator to start from [default: paged; prefix caching is a step].",
@@ -140,7 +141,7 @@ class _Advise(_Command):
 class _Check(_Command):
     """``kvsim check``: every setting of a run, and what is checked."""
 
-    without = ("output_dir", "format", "save_steps", "save_block_tables", "single_step")
+    writes = False
     helps = MappingProxyType(
         {
             "trace": "Trace, or specification, of the load; of a run, where its own lies now.",

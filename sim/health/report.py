@@ -95,7 +95,8 @@ def _unknown(report: Report) -> dict[str, list[str]]:
 def _wrapped(label: str, text: str) -> list[str]:
     margin = " " * 13
     return textwrap.wrap(
-        text,
+        # Texts quote files, which may hold what a terminal obeys.
+        "".join(letter if letter.isprintable() else "?" for letter in text),
         WIDTH,
         initial_indent=f"{label:<13}",
         subsequent_indent=margin,

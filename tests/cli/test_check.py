@@ -368,3 +368,20 @@ def test_wrong_usage(kvsim: Kvsim, arguments: tuple[str, ...], said: str) -> Non
 
 def test_every_check_has_a_question_of_its_own() -> None:
     assert len({check.question for check in CHECKS.values()}) == len(CHECKS)
+
+
+def test_what_a_terminal_obeys_is_not_printed(kvsim: Kvsim, tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    lines = [
+        {
+            "arrival_time": row,
+            "request_id": f"\x1b[2J{row}",
+            "prompt": [[f"\x07{row}", 16], ["same", 400]],
+            "output_len": 4,
+        }
+        for row in range(8)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = kvsim("check", "--trace", path, *FLAGS)
+    assert "identical: " in done.out
+    assert not {"\x1b", "\x07"} & set(done.out + done.err)
