@@ -102,9 +102,8 @@ def budget(facts: Facts) -> Found:
     if not busy:
         return None
     peak = max(busy, key=lambda point: point.usage or 0.0)
-    wanted = max((_demand(point) for point in busy), default=0.0)
-    full = [p for p in busy if (p.usage or 0.0) >= FULL and _is_queued(p)]
-    if _share(full, busy) >= LASTING or wanted > 1:
+    full = [p for p in busy if _demand(p) > 1 or ((p.usage or 0.0) >= FULL and _is_queued(p))]
+    if _share(full, busy) >= LASTING:
         most = max(busy, key=_demand)
         fit = (most.running or 0.0) / (most.usage or 1.0)
         return Finding(

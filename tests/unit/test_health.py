@@ -157,6 +157,8 @@ def test_the_pool_against_its_budget() -> None:
     assert "about 51 fit, 100 are there" in over.figure
     assert _found(series=_points(*[(5, 0, 0.2)] * 4))["budget"].severity == "info"
     assert "budget" not in _found(series=_points(*[(50, 0, 0.9)] * 4))
+    burst = [(50, 50, 0.99), *[(50, 0, 0.9)] * 9]
+    assert "budget" not in _found(series=_points(*burst))
 
 
 @pytest.mark.parametrize(
