@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 
 from sim.errors import CapacityError, ConfigError, FileError, TimingRangeError
-from workloads.errors import TraceError
+from workloads.errors import OptionError, TraceError
 
 
 def console() -> int:
@@ -60,6 +60,6 @@ def _refusal(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):
         return 1, f"{error.filename or 'standard output'}: {error.strerror or error}"
     cannot = CapacityError | FileError | TimingRangeError
-    if isinstance(error, ConfigError) and not isinstance(error, cannot):
+    if isinstance(error, ConfigError | OptionError) and not isinstance(error, cannot):
         return 2, str(error)
     return 1, str(error)

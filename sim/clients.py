@@ -16,7 +16,8 @@ from sim.config import LoadConfig
 from sim.errors import ConfigError
 from sim.request import Request, make_request, make_requests
 from sim.timing.base import TICKS_PER_PS
-from workloads.record import IntArray, Trace
+from workloads.errors import TraceError, quote
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, IntArray, Trace
 
 NEVER = 1 << 100
 """Later than any time, in ticks."""
@@ -138,7 +139,14 @@ class ClosedLoop:
     def _let_follow(self, row: int, time_ps: int) -> None:
         """Let the turns after *row*, which ended at *time_ps*, come after their think times."""
         for turn in self._after.pop(row, ()):
-            heapq.heappush(self._ready, (time_ps + int(self._trace.think_ps[turn]), turn))
+            arrival_ps = time_ps + int(self._trace.think_ps[turn])
+            if arrival_ps > MAX_ARRIVAL_S * PS_PER_S:
+                raise TraceError(
+                    f"{self._trace.name}: request {quote(self._trace.request_ids[turn])} would "
+                    f"arrive after {arrival_ps / PS_PER_S:.6g} s: expected think times that end "
+                    f"within {MAX_ARRIVAL_S:,} s"
+                )
+            heapq.heappush(self._ready, (arrival_ps, turn))
 
     def _send(self, until_ps: int) -> None:
         """Send what is ready by *until_ps*, as far as there is room."""

@@ -50,7 +50,8 @@ def _reuse_lines(found: dict[str, Any]) -> list[str]:
         f"of prompt tokens {100 * reuse['repeated_tokens']:.2f} % were in an earlier prompt",
         f"blocks of {reuse['block_size']}: {reuse['num_accesses']:,} accesses to "
         f"{reuse['num_blocks']:,}, {100 * reuse['accessed_once']:.1f} % of them once; a cache "
-        f"without limit hits {100 * reuse['hit_ratio']:.2f} %",
+        f"without limit hits {100 * reuse['hit_ratio']:.2f} %"
+        + (f" (by one block in {reuse['one_in']})" if reuse["one_in"] > 1 else ""),
     ]
     if reuse["hit_ratio"]:
         shown = ", ".join(

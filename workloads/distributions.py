@@ -211,6 +211,31 @@ AnyDistribution = (
 """A table with ``kind``, or a number for a fixed value."""
 
 
+class ByInput(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="by_input",
+):
+    """Outputs that go with their inputs: of those up to each of *bounds* one of *of*, and a last.
+
+    Attributes:
+        bounds: largest input_len (or turn_len) of all but the last.
+        of: one distribution more than bounds.
+    """
+
+    bounds: Annotated[list[NonNegative], Meta(min_length=1, max_length=1000)]
+    of: list[AnyDistribution]
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order, or another number of distributions."""
+        if sorted(set(self.bounds)) != self.bounds:
+            raise ValueError("bounds: expected each above the one before")
+        if len(self.of) != len(self.bounds) + 1:
+            raise ValueError(f"of: expected {len(self.bounds) + 1}, one more than bounds")
+
+
 def draw(
     distribution: AnyDistribution, shares: Floats, *, least: float, whole: bool, folder: Path
 ) -> tuple[Floats, int]:

@@ -33,19 +33,27 @@ def records_of(trace: Trace) -> Iterator[RequestRecord]:
     }
     offsets, ends = trace.segment_offsets.tolist(), trace.segment_ends.tolist()
     nodes = trace.segment_nodes.tolist()
-    first = first_turns(trace.previous_turn)
-    has_turns = np.bincount(first, minlength=len(trace)) > 1
     columns = zip(
         trace.request_ids,
         trace.arrival_ps.tolist(),
         trace.num_prompt_tokens.tolist(),
         trace.num_output_tokens.tolist(),
         trace.num_shareable_tokens.tolist(),
-        first.tolist(),
+        trace.session_ids or [None] * len(trace),
+        (trace.previous_turn >= 0).tolist(),
         trace.think_ps.tolist(),
         strict=True,
     )
-    for row, (request_id, arrival, prompt, output, shareable, session, think) in enumerate(columns):
+    for row, (
+        request_id,
+        arrival,
+        prompt,
+        output,
+        shareable,
+        session,
+        is_later,
+        think,
+    ) in enumerate(columns):
         segments: list[Segment] | None = None
         start, stop = offsets[row], offsets[row + 1]
         if shareable or stop - start > 1:
@@ -61,8 +69,8 @@ def records_of(trace: Trace) -> Iterator[RequestRecord]:
             num_output_tokens=output,
             request_id=request_id,
             segments=segments,
-            session_id=trace.request_ids[session] if has_turns[session] else None,
-            think_ps=think if session != row else None,
+            session_id=session,
+            think_ps=think if is_later else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""The one error of this package, and how every refusal quotes what the user wrote."""
+"""The errors of this package, and how every refusal quotes what the user wrote."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,10 @@ MAX_QUOTE = 80
 
 class TraceError(ValueError):
     """A trace that cannot be used; the message is one line naming file, line and field."""
+
+
+class OptionError(TraceError):
+    """An option of a format that cannot be used, whatever is in the trace."""
 
 
 def quote(value: object) -> str:

@@ -1,20 +1,19 @@
 """Describe a trace by a specification that imitates it, and say how well.
 
 What is imitated: arrivals (rate, burstiness, and the rate over time where it varies), lengths (over
-time where they vary, with the correlation of prompt and output), common prefixes, turns and think
+time where they vary; outputs go with their prompts), common prefixes, turns and think
 times. What is not: which request follows which, beyond that.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from workloads.arrivals import mean_rate
 from workloads.distributions import (
     AnyDistribution,
+    ByInput,
     Exponential,
     Floats,
     Geometric,
@@ -36,6 +35,12 @@ MAX_WINDOWS, PER_WINDOW = 48, 300
 
 MAX_STEPS, PER_STEP = 120, 300
 """Most steps of a rate that varies, and sessions in one of them on average at least."""
+
+MAX_PIECES, PER_PIECE = 32, 300
+"""Most ranges of prompts with outputs of their own, and requests in one of them at least."""
+
+TELLING = 0.05
+"""Share of the variance of outputs that prompts must say beyond what else does."""
 
 GOOD_KS = 0.02
 """A named distribution is taken if its distance is at most this beyond what chance makes."""
@@ -88,18 +93,27 @@ def fit(trace: Trace) -> Workload:
         for start, end in _windows(trace, starts, is_first, new)
     ]
     groups = [inside & turn for _, _, inside in windows for turn in (is_first, ~is_first)]
-    correlation = _correlation([(new[group], outputs[group]) for group in groups])
+    window = np.argmax([inside for _, _, inside in windows], axis=0)
+    by_input = _by_input(new, outputs, window)
+    correlation = 0.0
+    if by_input is None:
+        correlation = _correlation([(new[group], outputs[group]) for group in groups])
     classes = []
-    for start, end, inside in windows:
+    for place, (start, end, inside) in enumerate(windows):
         later = inside & ~is_first
         has_turns = bool(later.any())
+        output_len: AnyDistribution | ByInput | str
+        if by_input is None:
+            output_len = _lengths(outputs[inside])
+        else:  # said once
+            output_len = by_input if not place else _class_name(*windows[0][:2])
         classes.append(
             RequestClass(
-                name="fit" if end is None and not start else f"from {start:g} s",
+                name=_class_name(start, end),
                 prefix=prefix,
                 input_len=_lengths(new[inside & is_first]),
                 turn_len=_lengths(new[later]) if has_turns else None,
-                output_len=_lengths(outputs[inside]),
+                output_len=output_len,
                 correlation=correlation,
                 turns=_counts(turns) if len(thinks) else 1,
                 think_time=_times(thinks) if len(thinks) else 0,
@@ -109,6 +123,10 @@ def fit(trace: Trace) -> Workload:
             )
         )
     return Workload(arrivals=_arrivals(starts), classes=classes, num_requests=len(trace))
+
+
+def _class_name(start: float, end: float | None) -> str:
+    return "fit" if end is None and not start else f"from {start:g} s"
 
 
 def compare(trace: Trace, imitation: Trace, seed: int) -> str:
@@ -138,41 +156,6 @@ def compare(trace: Trace, imitation: Trace, seed: int) -> str:
         for row in rows
     ]
     return "\n".join([*lines, f"imitation: {len(imitation):,} requests, seed {seed}"])
-
-
-def to_toml(workload: Workload, comment: str) -> str:
-    """Answer *workload* as the text of a specification, *comment* first."""
-    top = _table(workload)
-    classes, arrivals = top.pop("classes"), top.pop("arrivals")
-    lines = [f"# {comment}", *(f"{key} = {_toml(value)}" for key, value in top.items())]
-    tables = [("[arrivals]", arrivals), *(("[[classes]]", each) for each in classes)]
-    for title, table in tables:
-        lines += ["", title, *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _table(value: Any) -> Any:
-    """Answer *value* of structs as tables, without what is as if not given."""
-    if isinstance(value, list):
-        return [_table(each) for each in value]
-    if not isinstance(value, msgspec.Struct):
-        return value
-    tag = value.__struct_config__.tag
-    return ({} if tag is None else {"kind": tag}) | {
-        field.name: _table(getattr(value, field.name))
-        for field in msgspec.structs.fields(value)
-        if getattr(value, field.name) not in (field.default, [])
-    }
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
-    if isinstance(value, float) and value == int(value):
-        return str(int(value))
-    return json.dumps(value)
 
 
 def _prefix(trace: Trace, first: IntArray) -> tuple[list[Prefix], IntArray]:
@@ -282,6 +265,34 @@ def _varies(values: Floats, groups: IntArray) -> bool:
 def _beyond_chance(ratio: float, num: int) -> bool:
     """Answer whether a variance of *num* values is more than chance makes of what is expected."""
     return bool(ratio > 1 + CHANCE * (2 / (num - 1)) ** 0.5)
+
+
+def _by_input(new: Floats, outputs: Floats, window: IntArray) -> ByInput | None:
+    """Answer outputs by the new tokens of the prompt, if these say more of them than all else.
+
+    All else is the time, and their linear correlation.
+    """
+    num = min(MAX_PIECES, len(new) // PER_PIECE)
+    if num < 2 or new.std() == 0 or outputs.std() == 0:
+        return None
+    bounds = np.unique(np.quantile(new, np.arange(1, num) / num, method="lower"))
+    piece = np.searchsorted(bounds, new)
+    if len(np.unique(piece)) <= len(bounds):  # the last is empty
+        bounds = bounds[:-1]
+        piece = np.minimum(piece, len(bounds))
+    linear = float(np.corrcoef(new, outputs)[0, 1]) ** 2
+    told = _told(outputs, piece) - max(_told(outputs, window), linear)
+    if not len(bounds) or told < TELLING + CHANCE * num / len(new):
+        return None
+    of = [_lengths(outputs[piece == place]) for place in range(len(bounds) + 1)]
+    return ByInput(bounds=bounds.tolist(), of=of)
+
+
+def _told(values: Floats, groups: IntArray) -> float:
+    """Answer the share of the variance of *values* that lies between *groups*."""
+    sizes = np.bincount(groups)
+    means = np.bincount(groups, values) / np.maximum(sizes, 1)
+    return float((sizes * (means - values.mean()) ** 2).sum() / len(values) / values.var())
 
 
 def _correlation(groups: list[tuple[Floats, Floats]]) -> float:

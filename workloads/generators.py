@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workloads.distributions import AnyDistribution, Floats, correlated, draw, ranks
+from workloads.distributions import AnyDistribution, ByInput, Floats, correlated, draw, ranks
 from workloads.errors import TraceError
 from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
 from workloads.record import (
     MAX_ARRIVAL_S,
+    MAX_SEGMENTS,
     MAX_TOKENS,
     PS_PER_S,
     IntArray,
@@ -31,9 +32,6 @@ from workloads.spec import MAX_REQUESTS, Prefix, RequestClass, Spec, Workload, r
 
 MAX_TURNS = 10_000
 """Most requests of a session."""
-
-MAX_SEGMENTS = 50_000_000
-"""Most segments of all prompts: each turn repeats those before it, and memory has an end."""
 
 
 class _Streams:
@@ -54,6 +52,7 @@ class _Class:
     def __init__(self, spec: Spec, place: int, streams: _Streams) -> None:
         self.name = spec.workload.name_of(place)
         self.table: RequestClass = spec.workload.classes[place]
+        self._output_len = spec.workload.output_len_of(place)
         self.moved: dict[str, tuple[int, int]] = {}
         self._folder = spec.folder
         self._streams = streams
@@ -70,6 +69,18 @@ class _Class:
     ) -> Floats:
         """Answer the value of *distribution* at each of *shares*: whole numbers from *least*."""
         return self._values(concern, shares, distribution, least, whole=True)
+
+    def outputs(self, inputs: Floats, shares: Floats) -> Floats:
+        """Answer the output length at each of *shares*, of requests with these *inputs*."""
+        lengths = self._output_len
+        if not isinstance(lengths, ByInput):
+            return self.values("output_len", shares, lengths)
+        found = np.empty(len(inputs))
+        kinds = np.searchsorted(lengths.bounds, inputs)
+        for kind in np.unique(kinds).tolist():
+            own = kinds == kind
+            found[own] = self.values("output_len", shares[own], lengths.of[kind])
+        return found
 
     def seconds(self, concern: str, shares: Floats, distribution: AnyDistribution) -> Floats:
         """Answer the value of *distribution* at each of *shares*: times."""
@@ -231,7 +242,7 @@ def _sessions(
             process.expected(workload.duration) > MAX_REQUESTS
         ):
             raise TraceError(
-                f"{process.expected(workload.duration):,.0f} sessions are expected in "
+                f"{process.expected(workload.duration):.6g} sessions are expected in "
                 f"{workload.duration:g} s: expected at most {MAX_REQUESTS:,}"
             )
         starts = process.until(streams.of("arrivals"), workload.duration)
@@ -292,7 +303,7 @@ def _refuse_too_much(starts: Floats, turns: IntArray) -> None:
         )
     if starts[-1] > MAX_ARRIVAL_S:
         raise TraceError(
-            f"the last session starts after {starts[-1]:,.0f} s: expected at most "
+            f"the last session starts after {starts[-1]:.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; raise the rate, or ask for fewer"
         )
 
@@ -309,14 +320,14 @@ def _sessions_of(each: _Class, starts: Floats, turns: IntArray) -> list[_Session
     inputs[is_first] = each.values("input_len", shares[is_first], table.input_len)
     inputs[~is_first] = each.values("turn_len", shares[~is_first], turn_len)
     bent = correlated(shares, each.shares("output_len", total), table.correlation)
-    outputs = each.values("output_len", bent, table.output_len)
+    outputs = each.outputs(inputs, bent)
     thinks = each.seconds("think_time", each.shares("think_time", total), table.think_time)
     thinks[is_first] = 0
     waited = np.cumsum(thinks)
     arrivals = np.repeat(starts - waited[ends - turns], turns) + waited
     if arrivals.max(initial=0) > MAX_ARRIVAL_S:
         raise TraceError(
-            f"class {each.name}: a turn arrives after {arrivals.max():,.0f} s: expected at most "
+            f"class {each.name}: a turn arrives after {arrivals.max():.6g} s: expected at most "
             f"{MAX_ARRIVAL_S:,}; shorten think_time or the arrivals"
         )
     perturbed = _perturbed(each, arrivals)

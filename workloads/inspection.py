@@ -7,12 +7,21 @@ import numpy.typing as npt
 
 from workloads.arrivals import mean_rate
 from workloads.record import PS_PER_S, IntArray, Trace
-from workloads.reuse import block_accesses, lru_hit_ratios, num_repeated_tokens, reuse_distances
+from workloads.reuse import (
+    block_accesses,
+    lru_hit_ratios,
+    num_accesses,
+    num_repeated_tokens,
+    reuse_distances,
+)
 
 PERCENTILES = (50, 90, 95, 99)
 
 CACHE_SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Sizes of a cache that are asked about, as shares of all different blocks."""
+
+MAX_ACCESSES = 1 << 22
+"""Accesses to blocks that are looked at; where there are more, to one block in so many."""
 
 MOST_SHARED = 5
 """Prefixes that are listed."""
@@ -79,33 +88,42 @@ def _sessions(trace: Trace) -> dict[str, Any] | None:
 
 
 def _reuse(trace: Trace, block_size: int) -> dict[str, Any]:
-    accesses = block_accesses(trace, block_size)
+    total, one_in, accesses = _accesses(trace, block_size)
     distances = reuse_distances(accesses)
-    num_blocks = int(accesses.max()) + 1
+    again = distances[distances >= 0] * one_in
+    num_blocks = min((int(accesses.max()) + 1) * one_in, total)
     sizes = [max(1, round(share * num_blocks)) for share in CACHE_SHARES]
-    again = distances[distances >= 0]
+    ratios = lru_hit_ratios(distances, [size / one_in for size in sizes], total / one_in)
     return {
         "block_size": block_size,
         "repeated_tokens": float(num_repeated_tokens(trace).sum() / trace.num_prompt_tokens.sum()),
-        "num_accesses": len(accesses),
+        "one_in": one_in,
+        "num_accesses": total,
         "num_blocks": num_blocks,
-        "hit_ratio": len(again) / len(accesses),
+        "hit_ratio": (total - num_blocks) / total,
         "accessed_once": float((np.bincount(accesses) == 1).mean()),
         "reuse_distance": _percentiles(again) if len(again) else None,
         "lru": [
             {"share": share, "blocks": size, "hit_ratio": float(ratio)}
-            for share, size, ratio in zip(
-                CACHE_SHARES, sizes, lru_hit_ratios(distances, sizes), strict=True
-            )
+            for share, size, ratio in zip(CACHE_SHARES, sizes, ratios, strict=True)
         ],
     }
 
 
+def _accesses(trace: Trace, block_size: int) -> tuple[int, int, IntArray]:
+    """Answer how many accesses there are, in how many blocks one is looked at, and its accesses."""
+    total = num_accesses(trace, block_size)
+    one_in = -(-total // MAX_ACCESSES)
+    return total, one_in, block_accesses(trace, block_size, one_in)
+
+
 def lru_curve(trace: Trace, block_size: int) -> tuple[IntArray, Floats]:
     """Answer cache sizes in blocks, evenly on a logarithmic axis, and the hits of LRU at each."""
-    accesses = block_accesses(trace, block_size)
-    sizes = np.unique(np.geomspace(1, int(accesses.max()) + 1, CURVE_POINTS).round().astype(int))
-    return sizes, lru_hit_ratios(reuse_distances(accesses), sizes.tolist())
+    total, one_in, accesses = _accesses(trace, block_size)
+    most = min((int(accesses.max()) + 1) * one_in, total)
+    sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).round().astype(int))
+    distances = reuse_distances(accesses)
+    return sizes, lru_hit_ratios(distances, (sizes / one_in).tolist(), total / one_in)
 
 
 def most_shared(trace: Trace) -> list[dict[str, int]]:

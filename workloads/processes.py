@@ -21,6 +21,9 @@ Rate = Annotated[float, Meta(gt=0, le=1e6)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_ARRIVAL_S)]
 Burstiness = Annotated[float, Meta(ge=1e-3, le=1e6)]
 
+_LEAST = 1e-9
+"""Arrivals that the busiest step of a profile has at least: floats end where nothing arrives."""
+
 _GRID = 4096
 """Pieces of a period, within each of which a diurnal rate is taken to be constant."""
 
@@ -168,6 +171,8 @@ class Profile(_Bursty, frozen=True, kw_only=True):
         """Refuse rates that are all 0."""
         if not any(self.rates):
             raise ValueError("rates are all 0; expected one above 0")
+        if max(self.rates) * self.step < _LEAST:
+            raise ValueError(f"rates and step: expected {_LEAST:g} or more in a step")
 
     def expected(self, seconds: float) -> float:
         """Answer lines."""

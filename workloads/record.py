@@ -33,13 +33,19 @@ MAX_ARRIVAL_S = 9_000_000
 MAX_TOKENS = 2**31 - 1
 """Longest prompt or output, so that (node, offset) fits one 64-bit key."""
 
+MAX_SEGMENTS = 20_000_000
+"""Most segments of all prompts: each turn repeats those before it, and memory has an end."""
+
 ContentId = str | int | tuple[str | int, ...] | None
 Segment = tuple[ContentId, int]
 
 IntArray = npt.NDArray[np.int64]
 
 _CHUNK = 4096
-"""Records that are turned into columns at a time."""
+"""Records that are turned into columns at a time, if they have few segments."""
+
+_CHUNK_SEGMENTS = 1 << 20
+"""Segments that are turned into columns at a time, about: prompts get longer slowly."""
 
 
 class RequestRecord(NamedTuple):
@@ -178,7 +184,8 @@ class TraceBuilder:
         self._session_ids: list[str | None] = []  # empty until there is one
         self._think_ps: list[int | None] = []
         self._files: list[tuple[int, str]] = []  # first row and name
-        self._num_rows = 0
+        self._origins: list[tuple[tuple[int, str], int | None]] = []
+        self._num_rows = self._num_segments = 0
         self._notes: list[str] = []
 
     def add(self, found: Iterable[RequestRecord | Rows | str], where: str) -> None:
@@ -189,14 +196,36 @@ class TraceBuilder:
         """
         self._files.append((self._num_rows, where))
         rest = iter(found)
-        is_done = False
+        size, is_done = 64, False
         while not is_done:
             chunk: list[RequestRecord | Rows | str] = []
+            before = self._num_segments
             try:
-                chunk.extend(islice(rest, _CHUNK))
+                chunk.extend(islice(rest, size))
             finally:  # an error of the reader is not told before one of an earlier request
-                is_done = len(chunk) < _CHUNK
+                is_done = len(chunk) < size
                 self._add_chunk(chunk)
+            longest = (self._num_segments - before) // size + 1
+            size = max(1, min(2 * size, _CHUNK, _CHUNK_SEGMENTS // longest))
+
+    def count_from(self, origin_ps: int | None) -> None:
+        """Note when the times of the latest file count from; None: from the start of the trace."""
+        self._origins.append((self._files[-1], origin_ps))
+
+    def _shift(self, arrivals: IntArray) -> None:
+        """Move *arrivals* of files with times of their own to where they are in the trace."""
+        first = min((origin for _, origin in self._origins if origin is not None), default=0)
+        ends = [row for (row, _), _ in self._origins[1:]]
+        for ((start, where), origin), end in zip(
+            self._origins, [*ends, self._num_rows], strict=False
+        ):
+            later = 0 if origin is None else origin - first
+            if start < end and int(arrivals[start:end].max()) + later > MAX_ARRIVAL_S * PS_PER_S:
+                raise TraceError(
+                    f"{where}: starts {later / PS_PER_S:.6g} s after the earliest file: expected "
+                    f"all of them within {MAX_ARRIVAL_S:,} s"
+                )
+            arrivals[start:end] += later
 
     def _add_chunk(self, chunk: list[RequestRecord | Rows | str]) -> None:
         for kind, some in groupby(chunk, type):
@@ -243,6 +272,12 @@ class TraceBuilder:
         for row in np.flatnonzero(wrong).tolist():
             _check(rows.record(row), self._files[-1][1])
         count = len(columns.lines)
+        self._num_segments += len(columns.nodes)
+        if self._num_segments > MAX_SEGMENTS:
+            raise TraceError(
+                f"{self._files[-1][1]}, line {columns.lines[-1]}: more than {MAX_SEGMENTS:,} "
+                "segments in the prompts up to here: expected fewer requests, or turns of a session"
+            )
         output_nodes = self._prefix.new(count) + np.arange(count)
         self._rows.append(columns._replace(output_nodes=output_nodes))
         self._num_rows += count
@@ -271,7 +306,7 @@ class TraceBuilder:
     def _add_sessions(self, ids: Sequence[str | None], thinks: Sequence[int | None]) -> None:
         if self._session_ids or any(ids):
             missing = [None] * (self._num_rows - len(ids) - len(self._session_ids))
-            self._session_ids += [*missing, *ids]
+            self._session_ids += [*missing, *(name or None for name in ids)]
             self._think_ps += [*missing, *thinks]
 
     def finish(
@@ -289,6 +324,7 @@ class TraceBuilder:
         names = self._names()
         rows = _Columns(*(np.concatenate(column) for column in zip(*self._rows, strict=True)))
         self._rows = []
+        self._shift(rows.arrivals)
         self._repeat_outputs(rows, names)
         notes = [*notes, *self._notes]
         out_of_order = int((np.diff(rows.arrivals) < 0).sum())

@@ -46,23 +46,32 @@ def num_repeated_tokens(trace: Trace, *, outputs: bool = False) -> IntArray:
     return repeated
 
 
-def block_accesses(trace: Trace, block_size: int) -> IntArray:
+def num_accesses(trace: Trace, block_size: int) -> int:
+    """Answer how many blocks all prompts have."""
+    return int((-(-trace.num_prompt_tokens // block_size)).sum())
+
+
+def block_accesses(trace: Trace, block_size: int, one_in: int = 1) -> IntArray:
     """Answer a number for every block of every prompt, in order: equal numbers, equal prefixes.
 
-    int64 [num_blocks]. A last block that is not full counts as the block it may become.
+    int64 [num_blocks]. A last block that is not full counts as the block it may become. Of *one_in*
+    blocks only one, with all its accesses: distances between them, times *one_in*, are those of all
+    (Waldspurger et al., Efficient MRC construction with SHARDS, FAST'15).
     """
-    prompts = trace.num_prompt_tokens
-    base = np.cumsum(prompts) - prompts  # of each prompt, in the row of all prompts
-    segments = np.diff(trace.segment_offsets)
-    ends = np.repeat(base, segments) + trace.segment_ends
+    offsets, nodes, ends = trace.segment_offsets, trace.segment_nodes, trace.segment_ends
     starts = np.concatenate([[0], ends[:-1]])
-    blocks = -(-prompts // block_size)
-    number = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    full = np.repeat(base, blocks) + (number + 1) * block_size
-    last = np.minimum(full, np.repeat(base + prompts, blocks))
-    segment = np.searchsorted(ends, last)
-    offset = full - starts[segment]
-    _, accesses = np.unique(trace.segment_nodes[segment] << 32 | offset, return_inverse=True)
+    starts[offsets[:-1]] = 0
+    # A block is of the segment that has its last token.
+    first, stop = starts // block_size, ends // block_size
+    stop[offsets[1:] - 1] = -(-trace.num_prompt_tokens // block_size)
+    # Which block of a segment is looked at first depends on its node only, as if by chance.
+    scattered = nodes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(33)
+    first += (scattered.astype(np.int64) - first) % one_in
+    counts = np.maximum(-(-(stop - first) // one_in), 0)
+    segment = np.repeat(np.arange(len(nodes)), counts)
+    place = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
+    block = first[segment] + place * one_in
+    _, accesses = np.unique(nodes[segment] << 32 | block, return_inverse=True)
     return accesses.astype(np.int64)
 
 
@@ -100,7 +109,17 @@ def _num_earlier_not_larger(values: IntArray) -> IntArray:
     return counts
 
 
-def lru_hit_ratios(distances: IntArray, sizes: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Answer the share of accesses that LRU of each of *sizes* blocks hits."""
-    hits = np.sort(distances[distances >= 0])
-    return np.searchsorted(hits, np.asarray(sizes)) / max(len(distances), 1)
+def lru_hit_ratios(
+    distances: IntArray, sizes: Sequence[float], num_accesses: float | None = None
+) -> npt.NDArray[np.float64]:
+    """Answer the share of accesses that LRU of each of *sizes* blocks hits.
+
+    *num_accesses*: how many there should be, where *distances* are a sample: its misses are
+    counted, because whether it has a block that everybody hits is chance.
+    """
+    misses = len(distances) - np.searchsorted(
+        np.sort(distances[distances >= 0]), np.asarray(sizes, dtype=np.float64)
+    )
+    total = num_accesses or len(distances)
+    found: npt.NDArray[np.float64] = np.maximum(total - misses, 0) / max(total, 1)
+    return found

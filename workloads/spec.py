@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from workloads.distributions import AnyDistribution, NonNegative, inside
+from workloads.distributions import AnyDistribution, ByInput, NonNegative, inside
 from workloads.errors import TraceError, did_you_mean, plain, quote
 from workloads.processes import AllAtOnce, AnyProcess, Seconds, Vllm
 
@@ -88,7 +88,8 @@ class RequestClass(_Table, frozen=True, kw_only=True):
         weight: share of the sessions, relative to the other classes.
         prefix: what prompts have in common, at the front.
         input_len: tokens of the prompt behind the prefix that no other session has.
-        output_len: tokens generated.
+        output_len: tokens generated; a table of kind ``by_input`` lets them go with input_len (or
+            turn_len); the name of another class, as there.
         turns: requests of a session. Turn k + 1 repeats prompt and output of turn k.
         turn_len: new tokens of a later turn; without it, as *input_len*.
         think_time: seconds from the end of a turn to the next one.
@@ -101,7 +102,7 @@ class RequestClass(_Table, frozen=True, kw_only=True):
     """
 
     input_len: AnyDistribution
-    output_len: AnyDistribution
+    output_len: AnyDistribution | ByInput | Name
     name: Name | None = None
     weight: NonNegative = 1.0
     prefix: list[Prefix] = []
@@ -157,6 +158,25 @@ class Workload(_Table, frozen=True, kw_only=True):
                 raise ValueError(
                     f"two classes are called {quote(name)}; expected names that differ"
                 )
+
+        for each in self.classes:
+            other = each.output_len
+            if isinstance(other, str) and (
+                other not in names or isinstance(self.classes[names.index(other)].output_len, str)
+            ):
+                raise ValueError(
+                    f"output_len {quote(other)}: expected lengths, or the name of a class that "
+                    "has some"
+                )
+
+    def output_len_of(self, place: int) -> AnyDistribution | ByInput:
+        """Answer the output lengths of the class at *place*."""
+        found = self.classes[place].output_len
+        if isinstance(found, str):
+            names = [self.name_of(other) for other in range(len(self.classes))]
+            found = self.classes[names.index(found)].output_len
+        assert not isinstance(found, str), "checked"
+        return found
 
     def name_of(self, place: int) -> str:
         """Answer the name of the class at *place*."""

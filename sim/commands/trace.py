@@ -77,7 +77,8 @@ def _sample(values: dict[str, Any]) -> int:
 
 def _fit(values: dict[str, Any]) -> int:
     """Write a specification that imitates a trace, and print how well it does."""
-    from workloads.fit import compare, fit, to_toml  # noqa: PLC0415  # only who fits pays for it
+    from workloads.fit import compare, fit  # noqa: PLC0415  # only who fits pays for it
+    from workloads.spec_text import to_toml  # noqa: PLC0415
 
     path = _output(values, (".toml",))
     trace = _source(values)
@@ -115,6 +116,9 @@ def _output(values: dict[str, Any], suffixes: tuple[str, ...]) -> Path:
         raise ConfigError(f"--output is missing: expected a file to write, -o FILE{suffixes[0]}")
     path = Path(values["output"])
     check_output_file(path, suffixes, "--output")
+    source = Path(values["source"] or "")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise ConfigError(f"--output {plain(str(path))} is what is read: expected another file")
     return path
 
 

@@ -122,6 +122,7 @@ def test_shipped_specifications_run(kvsim: Kvsim, samples: Path, name: str) -> N
         (("sample", "SPEC", "-o", "x.jsonl", "--start", "x"), "--start: expected a number from 0"),
         (("sample", "SPEC", "-o", "x.jsonl", "--start", "2", "--end", "1"), "--end 1 is not after"),
         (("sample", "SPEC", "-o", "x.jsonl", "--trace-format", "natve"), "did you mean 'native'?"),
+        (("inspect", "SPEC", "--trace-format", "native:x=1"), "option 'x' is unknown"),
         (("inspekt", "SPEC"), "unknown command 'inspekt'"),
     ],
 )  # fmt: skip
@@ -137,6 +138,21 @@ def test_refusals(
     assert done.code == 2
     assert refusal in done.refusal
     assert [path.name for path in spec.parent.iterdir()] == ["chat.toml"]
+
+
+@pytest.mark.parametrize("command", ["convert", "sample"])
+def test_what_is_read_is_not_written(
+    kvsim: Kvsim, samples: Path, tmp_path: Path, command: str
+) -> None:
+    path, link = tmp_path / "trace.jsonl", tmp_path / "link.jsonl"
+    content = (samples / "mooncake.jsonl").read_bytes()
+    path.write_bytes(content)
+    link.symlink_to(path)
+    for source, output in ((path, path), (link, path), (path, link)):
+        done = kvsim("trace", command, source, "-o", output)
+        assert done.code == 2
+        assert "is what is read: expected another file" in done.refusal
+    assert path.read_bytes() == content
 
 
 def test_a_faulty_specification_leaves_what_was_written(kvsim: Kvsim, spec: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Kvsim
 from tests.strategies import make_trace
 from workloads.inspection import inspect, lru_curve
-from workloads.record import RequestRecord, build_trace
+from workloads.record import MAX_TOKENS, RequestRecord, build_trace
 
 
 def test_what_is_known_by_hand() -> None:
@@ -55,6 +55,31 @@ def test_published_reuse_of_mooncake(kvsim: Kvsim, shared: Path) -> None:
     assert {share: ours[share] for share in published} == pytest.approx(published, abs=5e-4)
     assert found["most_shared"][0] == {"num_requests": 12_031, "num_tokens": 512}
     assert "72 outputs of 1 token" in found["oddities"]
+
+
+def test_a_sample_of_blocks_says_what_all_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts behind one everybody has, each repeated by the 60th after it."""
+    trace = make_trace(*((i, [("all", 64), (f"u{i % 60 + i // 120 * 60}", 800)], 1)
+                         for i in range(800)))  # fmt: skip
+    exact = inspect(trace, 4)["reuse"]
+    monkeypatch.setattr("workloads.inspection.MAX_ACCESSES", 8000)
+    sampled = inspect(trace, 4)["reuse"]
+    assert (exact["one_in"], sampled["one_in"]) == (1, 22)
+    assert sampled["num_accesses"] == exact["num_accesses"] == 800 * 216
+    assert sampled["num_blocks"] == pytest.approx(exact["num_blocks"], rel=0.01)
+    assert sampled["hit_ratio"] == pytest.approx(exact["hit_ratio"], abs=0.005)
+    assert sampled["reuse_distance"]["p90"] == pytest.approx(12_016, rel=0.01)
+    for one, other in zip(sampled["lru"], exact["lru"], strict=True):
+        assert one["hit_ratio"] == pytest.approx(other["hit_ratio"], abs=0.01)
+    assert lru_curve(trace, 4)[1][-1] == pytest.approx(exact["hit_ratio"], abs=0.005)
+
+
+def test_the_longest_prompts_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.inspection.MAX_ACCESSES", 1000)
+    trace = make_trace(*((i, [("all", MAX_TOKENS - 5), (f"u{i}", 5)], 1) for i in range(8)))
+    reuse = inspect(trace, 1)["reuse"]
+    assert reuse["num_accesses"] == 8 * MAX_TOKENS
+    assert reuse["hit_ratio"] == pytest.approx(7 / 8, abs=0.01)
 
 
 def test_prints_and_draws(kvsim: Kvsim, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from tests.strategies import (
     make_trace,
     traces,
 )
-from workloads.record import RequestRecord, Trace, build_trace
+from workloads.errors import TraceError
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Trace, build_trace
 
 
 def _closed(config: RunConfig, *, closed_loop: bool, max_concurrency: int | None) -> RunConfig:
@@ -133,3 +134,12 @@ def test_a_closed_loop_needs_sessions() -> None:
     config = make_config(PAGED, max_model_len=64, num_gpu_blocks_override=40, closed_loop=True)
     with pytest.raises(ConfigError, match="in memory has no sessions of several turns; expected"):
         Simulation(config, make_trace((0, 10, 5)))
+
+
+def test_a_turn_after_the_end_of_time_is_refused() -> None:
+    think_ps = MAX_ARRIVAL_S * PS_PER_S
+    records = [RequestRecord(i + 1, i, 5, 2, f"r{i}", None, "s", think_ps) for i in range(2)]
+    trace = build_trace(records, name="t", trace_format="native")
+    config = _closed(make_config(PAGED), closed_loop=True, max_concurrency=None)
+    with pytest.raises(TraceError, match=r"t: request 'r1' would arrive after 9e\+06 s: expected"):
+        Simulation(config, trace).run()

@@ -36,13 +36,24 @@ def _same(one: Trace, other: Trace) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["azure2023.csv", "conversation.jsonl", "mooncake.jsonl", "tokens.jsonl"]
+    "name",
+    [
+        "aiperf.jsonl",
+        "azure2023.csv",
+        "bailian.jsonl",
+        "burstgpt.csv",
+        "claude_code_session.json",
+        "conversation.jsonl",
+        "mooncake.jsonl",
+        "tokens.jsonl",
+    ],
 )
 def test_samples_survive_a_conversion(samples: Path, tmp_path: Path, name: str) -> None:
     trace = read_trace(samples / name)
     again = _again(trace, tmp_path)
     assert _same(trace, again)
     assert again.request_ids == trace.request_ids
+    assert again.session_ids == trace.session_ids
     assert again.num_shareable_tokens.tolist() == trace.num_shareable_tokens.tolist()
 
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from workloads.distributions import Exponential, Geometric, Lognormal, Quantiles
 from workloads.errors import TraceError
-from workloads.fit import compare, fit, ks_distance, to_toml
+from workloads.fit import compare, fit, ks_distance
 from workloads.generators import generate
 from workloads.processes import Gamma, Profile
 from workloads.readers import read_trace
 from workloads.record import Trace
 from workloads.reuse import num_repeated_tokens
 from workloads.spec import parse_spec
+from workloads.spec_text import to_toml
 
 CHAT = """
 num_requests = 6000
@@ -165,3 +166,27 @@ def test_the_distance_is_the_largest_difference_of_shares(one: list[int], other:
     found = ks_distance(np.array(one, float), np.array(other, float))
     assert found == pytest.approx(expected, abs=1e-12)
     assert ks_distance(np.array(one, float), np.array(one, float)) == 0
+
+
+def test_outputs_that_go_with_their_prompts_are_found(tmp_path: Path) -> None:
+    """Short prompts ask for long answers, middling ones for short: no correlation says that."""
+    (tmp_path / "x.toml").write_text(
+        """
+num_requests = 6000
+arrivals = { kind = "poisson", rate = 3 }
+[[classes]]
+input_len = { kind = "uniform", low = 1, high = 900 }
+[classes.output_len]
+kind = "by_input"
+bounds = [300, 600]
+of = [{ kind = "uniform", low = 400, high = 500 }, 10, { kind = "uniform", low = 300, high = 420 }]
+"""
+    )
+    trace = generate(tmp_path / "x.toml", 2)
+    (tmp_path / "fit.toml").write_text(to_toml(fit(trace), "x"))
+    for each in (trace, generate(tmp_path / "fit.toml", 0)):
+        prompts, outputs = each.num_prompt_tokens, each.num_output_tokens
+        assert outputs[prompts <= 250].min() >= 390
+        middle = outputs[(prompts > 350) & (prompts <= 550)]
+        assert (middle.min(), middle.max()) == (10, 10)
+        assert outputs[prompts > 650].mean() == pytest.approx(360, rel=0.02)

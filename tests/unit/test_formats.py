@@ -213,6 +213,15 @@ def test_chat_prefixes_are_those_of_the_text(samples: Path) -> None:
     assert trace.num_shareable_tokens.tolist() == shared
 
 
+def test_chat_times_in_milliseconds(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = '{"timestamp": %s, "messages": [{"role": "user"}], "max_tokens": 1}\n'
+    path.write_text(line % 1_700_000_000_000 + line % 1_700_000_000_250)
+    assert _seconds(read_trace(path, "chat:sec_multiplier=0.001")) == pytest.approx([0, 0.25])
+    path.write_text(line % '"2026-01-31T12:00:00Z"' + line % '"2026-01-31T12:00:01Z"')
+    assert _seconds(read_trace(path, "chat:sec_multiplier=0.001")) == [0, 1]
+
+
 # Ways to hand a trace over
 
 
@@ -249,6 +258,12 @@ def test_standard_input(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _columns(trace) == _columns(read_trace(samples / "mooncake.jsonl"))
 
 
+def test_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(TraceError, match=r"^-: standard input is closed"):
+        read_trace("-")
+
+
 def test_a_folder_of_sessions_is_one_trace(samples: Path, tmp_path: Path) -> None:
     session = (samples / "claude_code_session.json").read_bytes()
     for name in ("b.json", "a.json"):
@@ -263,6 +278,32 @@ def test_a_folder_of_sessions_is_one_trace(samples: Path, tmp_path: Path) -> Non
     # Ids are local: what is in one session is not in the other.
     first, second = (set(trace.segment_nodes[trace.segment_offsets[row] :][:1]) for row in (0, 4))
     assert not first & second
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+PARTS = {
+    "azure": (AZURE + "2023-11-16 18:15:48,5,6\n", AZURE + "2023-11-16 18:15:46.5,7,8\n"),
+    "burstgpt": tuple(f"Timestamp,Request tokens,Response tokens\n{at},5,6\n" for at in (8, 6.5)),
+    "chat": tuple(
+        f'{{"timestamp": {at}, "messages": [{{"role": "user"}}], "max_tokens": 6}}\n'
+        for at in (1008, 1006.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_files_of_one_clock_keep_their_times(tmp_path: Path, name: str) -> None:
+    for part, text in enumerate(PARTS[name]):
+        (tmp_path / f"{part}.txt.part").write_text(text)
+    assert _seconds(read_trace(tmp_path, name)) == [0, 1.5]
+    assert _seconds(read_trace(tmp_path / "0.txt.part", name)) == [0]
+
+
+def test_files_years_apart_are_refused(samples: Path, tmp_path: Path) -> None:
+    for name in ("azure2023.csv", "azure2024.csv"):
+        (tmp_path / name).write_bytes((samples / name).read_bytes())
+    with pytest.raises(TraceError, match=r"azure2024\.csv: starts .* s after the earliest file"):
+        read_trace(tmp_path)
 
 
 def test_errors_in_a_folder_name_the_file(samples: Path, tmp_path: Path) -> None:
@@ -339,19 +380,28 @@ def test_native_sessions(tmp_path: Path) -> None:
         ("mooncake:blocksize=3", "option 'blocksize' is unknown: did you mean 'block_size'"),
         ("mooncake:block_size=x", "option block_size 'x': expected a whole number"),
         ("mooncake:block_size=", "option block_size '': expected a whole number"),
-        ("mooncake:block_size=0", "option block_size 0: expected 1 or more tokens"),
+        ("mooncake:block_size=0", "option block_size '0': expected a whole number >= 1"),
+        ("mooncake:block_size=2147483648", "expected a whole number <= 2147483647"),
         ("mooncake:block_size=256", "hash_ids has 3 ids: expected 6, one for each 256 tokens"),
         ("azure:gap=1", "option 'gap' is unknown: azure has none"),
         ("vidur:gap=nan", "option gap 'nan': expected a number"),
         ("claude_code:shared_prefix=7", "option shared_prefix '7': expected true or false"),
         ("timed_trace:label_timestamp=hash_ids", "options label_*: expected four keys"),
-        ("timed_trace:sec_multiplier=-1", "option sec_multiplier -1.0: expected above 0"),
-        ("sharegpt:bytes_per_token=65", "option bytes_per_token 65: expected 1 to 64"),
+        ('timed_trace:label_timestamp="', "options label_*: expected keys without quotes"),
+        ("timed_trace:sec_multiplier=-1", "option sec_multiplier '-1': expected a number > 0"),
+        ("timed_trace:chunk_hash_size=0", "option chunk_hash_size '0': expected a whole number >="),
+        ("sharegpt:bytes_per_token=65", "option bytes_per_token '65': expected a whole number <="),
+        ("sharegpt:turns=-1", "option turns '-1': expected a whole number >= 0"),
+        ("sharegpt:gap=1e300", "option gap '1e300': expected a number <= 9000000"),
+        ("vidur:gap=-1", "option gap '-1': expected a number >= 0"),
+        ("chat:sec_multiplier=1e308", "option sec_multiplier '1e308': expected a number <="),
     ],
 )
 def test_options_that_cannot_be(samples: Path, trace_format: str, words: str) -> None:
+    path = samples / "mooncake.jsonl"
     with pytest.raises(TraceError) as refusal:
-        read_trace(samples / "mooncake.jsonl", trace_format)
+        read_trace(path, trace_format)
+    assert str(refusal.value).startswith(f"{path}")
     assert words in str(refusal.value)
 
 
@@ -384,6 +434,12 @@ REFUSED: dict[str, tuple[str, str]] = {
         + "}]" * 90
         + "}",
         "sub-agents within each other: expected up to 20",
+    ),
+    "a million segments and more": (
+        '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ['
+        + "1, " * (1 << 20)
+        + "1]}",
+        "expected array of length <= 1048576",
     ),
     "ids that are no ids": (SESSION + ', "hash_ids": [1.5]}]}', "hash_ids: "),
     "huge token ids": (
@@ -471,6 +527,19 @@ def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
         read_trace(path)
     path.write_bytes(gzip.compress(row * 10))
     assert len(read_trace(path)) == 10
+
+
+def test_turns_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"session_id": 1, "input_length": 1, "output_length": 1}\n' * 5000)
+    monkeypatch.setattr("workloads.record.MAX_SEGMENTS", 1_000_000)
+    with pytest.raises(TraceError, match=r"line \d+: more than 1,000,000 segments"):
+        read_trace(path)
+    said = ", ".join(['{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}'] * 1001)
+    path.write_text(f'[{{"conversations": [{said}]}}]')
+    assert len(read_trace(path, "sharegpt:turns=1000")) == 1000
+    with pytest.raises(TraceError, match="more than 1,000 answers: expected option turns=N"):
+        read_trace(path, "sharegpt:turns=0")
 
 
 # Elements of an array, wherever blocks end

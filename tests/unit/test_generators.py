@@ -295,6 +295,12 @@ def test_bounds_that_were_used_are_notes(tmp_path: Path) -> None:
             "turns: a session of 20,000: expected at most 10,000",
         ),
         ("rate = 4", "rate = 1e-7", "last session starts after .* s"),
+        ("rate = 4", "rate = 1e-300", "last session starts after .{1,12} s"),
+        (
+            'kind = "poisson"\nrate = 4',
+            "kind = 'profile'\nrates = [1e-300]\nstep = 1e-300",
+            "rates and step: expected 1e-09 or more in a step",
+        ),
         ("num_requests = 300", "duration = 0.001", "no session starts in 0.001 s"),
         ("num_requests = 300\n", "duration = 9e6\n", "sessions are expected in 9e.06 s"),
         ("mean = 3 }", "mean = 9e8 }", "a turn arrives after"),

@@ -118,3 +118,9 @@ def test_duplicate_ids_are_refused() -> None:
 def test_no_request_is_refused() -> None:
     with pytest.raises(TraceError, match=r"^t: no requests in it"):
         _build()
+
+
+def test_a_session_without_a_name_is_none() -> None:
+    trace = _build(*(_record(session_id=name) for name in ("", "s", "")))
+    assert trace.session_ids == [None, "s", None]
+    assert trace.previous_turn.tolist() == [-1, -1, -1]

@@ -9,8 +9,9 @@ from sim.arrivals import arriving
 from sim.settings import FLAG_RANK, Given, resolve
 from sim.simulation import Simulation
 from sim.summary import summarize
-from workloads.fit import fit, to_toml
+from workloads.fit import fit
 from workloads.sources import read_workload
+from workloads.spec_text import to_toml
 
 REPETITION = """
 num_requests = {num}
@@ -67,14 +68,10 @@ def test_an_imitation_of_azure_2023_loads_as_the_trace_does(shared: Path, tmp_pa
     if not path.is_file():
         pytest.skip(f"needs {path}")
     (tmp_path / "fit.toml").write_text(to_toml(fit(read_workload(path)), "x"))
-    flags: dict[str, Any] = {"request_rate": 4, "step_time": "roofline", "max_model_len": 16_384}
+    flags: dict[str, Any] = {"request_rate": 5, "step_time": "roofline", "max_model_len": 16_384}
     real = _summary(path, **flags)
-    imitations = [_summary(tmp_path / "fit.toml", seed, **flags) for seed in range(3)]
-    for name, error in (
-        ("median_ttft_ms", 0.1),
-        ("mean_num_requests_running", 0.1),
-        # A few bursts decide it: seeds differ by 10 % themselves.
-        ("p99_ttft_ms", 0.3),
-    ):
-        found = sorted(each[name] for each in imitations)[1]
-        assert found == pytest.approx(real[name], rel=error), name
+    imitations = [_summary(tmp_path / "fit.toml", seed, **flags) for seed in range(5)]
+    # One more request a second overloads the card. A few bursts decide the p99 of one seed.
+    for name in ("median_ttft_ms", "mean_num_requests_running", "p99_ttft_ms"):
+        found = sorted(each[name] for each in imitations)[2]
+        assert found == pytest.approx(real[name], rel=0.1), name

@@ -13,12 +13,12 @@ from collections.abc import Generator
 from contextlib import closing
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
 from workloads.collector import few_collections
-from workloads.errors import TraceError, did_you_mean, plain, quote
+from workloads.errors import OptionError, TraceError, did_you_mean, plain, quote
 from workloads.formats import READERS
 from workloads.readers.source import Source, opened
 from workloads.record import RequestRecord, Rows, Trace, TraceBuilder
@@ -72,6 +72,7 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
         file = _File(one, where if is_alone else plain(str(one)), None if is_alone else part)
         with few_collections(), closing(file.read(name, options, digest)) as found:
             builder.add(found, file.where)
+        builder.count_from(file.origin_ps)
         name = file.name
     assert name is not None, "there is a file"
     return builder.finish(name=where, trace_format=name, sha256=digest.hexdigest())
@@ -157,8 +158,15 @@ class _File:
         assert self._name is not None
         return self._name
 
+    @property
+    def origin_ps(self) -> int | None:
+        """When its times count from, once it has been read."""
+        return None if self._source is None else self._source.origin_ps
+
     def _located(self, error: TraceError) -> TraceError:
         source = self._source
+        if isinstance(error, OptionError):
+            return OptionError(f"{self.where}: {error}")
         if source is None or not source.number:
             return TraceError(f"{self.where}: {error}")
         other = _format_of(source.text.decode(errors="replace"))
@@ -170,28 +178,32 @@ def _options(reader: "Read", name: str, text: str) -> dict[str, Any]:
     """Answer the options of the format *name* that *text* sets, KEY=VALUE,KEY=VALUE.
 
     Raises:
-        TraceError: there is no such option, or its value is of another type.
+        OptionError: there is no such option, or its value is of another type or out of bounds.
     """
     defaults = {
         key: parameter.default
         for key, parameter in signature(reader).parameters.items()
         if parameter.kind is Parameter.KEYWORD_ONLY
     }
+    types = get_type_hints(reader, include_extras=True)
     options: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
         if key not in defaults:
             choices = did_you_mean(key, defaults) if defaults else f"{name} has none"
-            raise TraceError(f"option {quote(key)} is unknown: {choices}")
+            raise OptionError(f"option {quote(key)} is unknown: {choices}")
         kind = type(defaults[key])
+        expected = _KINDS[kind]
         try:
-            options[key] = value if kind is str else msgspec.convert(value, kind, strict=False)
+            options[key] = msgspec.convert(value, types[key], strict=False)
             usable = bool(equals and value) and (kind is not float or math.isfinite(options[key]))
-        except msgspec.ValidationError:
+        except msgspec.ValidationError as error:
             usable = False
+            _, is_bound, bound = str(error).partition("` ")  # "Expected `int` >= 1"
+            expected += f" {bound}" if is_bound and bound[0] in "<>" else ""
         if not usable:
-            raise TraceError(f"option {key} {quote(value)}: expected {_KINDS[kind]}")
+            raise OptionError(f"option {key} {quote(value)}: expected {expected}")
     return options
 
 

@@ -18,8 +18,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from workloads.errors import TraceError, quote
-from workloads.readers.jsonlines import PS_PER_MS, Count, Milliseconds, Seconds, batches, rows
+from workloads.errors import OptionError, TraceError, quote
+from workloads.readers.jsonlines import (
+    PS_PER_MS,
+    Count,
+    Milliseconds,
+    Multiplier,
+    Seconds,
+    batches,
+    rows,
+)
 from workloads.readers.source import Source
 from workloads.readers.text import BYTES_PER_TOKEN, Texts
 from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Rows, Segment
@@ -27,7 +35,7 @@ from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Rows, Segme
 BLOCK_TOKENS = 512
 """Tokens behind one hash id of Mooncake."""
 
-HashIds = Annotated[list[int], Meta(max_length=1 << 22)]
+HashIds = Annotated[list[int], Meta(max_length=1 << 20)]
 
 
 def runs(ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -68,11 +76,6 @@ def block_segments(ids: Sequence[int], num_tokens: int, block_size: int) -> list
         first, length = segments[-1]
         segments[-1] = (first, length - rest)
     return segments
-
-
-def _check_block_size(block_size: int) -> None:
-    if block_size < 1:
-        raise TraceError(f"option block_size {block_size}: expected 1 or more tokens")
 
 
 class _IgnoredKeys:
@@ -116,7 +119,7 @@ class _Turn(NamedTuple):
 
 
 def read_mooncake(
-    source: Source, *, block_size: int = BLOCK_TOKENS
+    source: Source, *, block_size: Count = BLOCK_TOKENS
 ) -> Iterator[RequestRecord | Rows | str]:
     """Yield the requests of Mooncake's traces, and of AIPerf's and Dynamo's in the same form.
 
@@ -128,7 +131,6 @@ def read_mooncake(
     Raises:
         TraceError: on a value that is missing or out of range, or ids that do not fit the length.
     """
-    _check_block_size(block_size)
     keys, texts = _IgnoredKeys(_Mooncake), Texts(BYTES_PER_TOKEN)
     turns: dict[str, _Turn] = {}
     num_untimed = num_texts = 0
@@ -236,7 +238,7 @@ class _Bailian(msgspec.Struct, gc=False):
     hash_ids: HashIds | None = None
 
 
-def read_bailian(source: Source, *, block_size: int = 16) -> Iterator[RequestRecord]:
+def read_bailian(source: Source, *, block_size: Count = 16) -> Iterator[RequestRecord]:
     """Yield the requests of Qwen-Bailian traces; times are seconds, each row is a whole prompt.
 
     A chat and those that name it as parent are one session, named after its first.
@@ -244,7 +246,6 @@ def read_bailian(source: Source, *, block_size: int = 16) -> Iterator[RequestRec
     Raises:
         TraceError: on a value that is missing or out of range, or ids that do not fit the length.
     """
-    _check_block_size(block_size)
     roots: dict[int | str, str] = {}
     for number, row in rows(_Bailian, source):
         session = roots.get(row.parent_chat_id, f"{source.prefix}{row.chat_id}")
@@ -261,8 +262,8 @@ def read_bailian(source: Source, *, block_size: int = 16) -> Iterator[RequestRec
 def read_timed_trace(
     source: Source,
     *,
-    chunk_hash_size: int = 16,
-    sec_multiplier: float = 1.0,
+    chunk_hash_size: Count = 16,
+    sec_multiplier: Multiplier = 1.0,
     label_timestamp: str = "timestamp",
     label_input_length: str = "input_length",
     label_output_length: str = "output_length",
@@ -276,9 +277,6 @@ def read_timed_trace(
     Raises:
         TraceError: on a value that is missing or out of range.
     """
-    _check_block_size(chunk_hash_size)
-    if not 0 < sec_multiplier < 1e9:
-        raise TraceError(f"option sec_multiplier {sec_multiplier}: expected above 0")
     struct = _renamed(label_timestamp, label_input_length, label_output_length, label_hash_ids)
     num_cut = 0
     for number, row in rows(struct, source):
@@ -306,11 +304,16 @@ def _renamed(timestamp: str, input_length: str, output_length: str, hash_ids: st
         "hash_ids": hash_ids,
     }
     if len(set(labels.values())) < len(labels):
-        raise TraceError(f"options label_*: expected four keys, got {', '.join(labels.values())}")
+        raise OptionError(f"options label_*: expected four keys, got {', '.join(labels.values())}")
     fields: list[tuple[str, Any, Any]] = [
         ("timestamp", Annotated[float, Meta(ge=0, le=1e18)], msgspec.NODEFAULT),
         ("input_length", Count, msgspec.NODEFAULT),
         ("output_length", Count, msgspec.NODEFAULT),
         ("hash_ids", HashIds | None, None),
     ]
-    return msgspec.defstruct("TimedTrace", fields, rename=labels, gc=False)
+    try:
+        return msgspec.defstruct("TimedTrace", fields, rename=labels, gc=False)
+    except ValueError as error:
+        raise OptionError(
+            "options label_*: expected keys without quotes, backslashes and control characters"
+        ) from error

@@ -18,6 +18,9 @@ Seconds = Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S)]
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_ARRIVAL_S * 1000)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_ARRIVAL_S * 10**9)]
 
+Multiplier = Annotated[float, Meta(gt=0, le=1e9)]
+"""Seconds in a unit of time."""
+
 PS_PER_MS = PS_PER_S // 1000
 
 T = TypeVar("T", bound=msgspec.Struct)

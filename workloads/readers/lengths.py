@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from workloads.readers.jsonlines import Seconds
 from workloads.readers.source import Source
 from workloads.readers.table import read_columns
 from workloads.readers.text import no_arrivals
@@ -33,6 +34,7 @@ def read_azure(source: Source) -> Iterator[Rows]:
     if len(lines):
         ticks: IntArray = values["TIMESTAMP"] - values["TIMESTAMP"].min()
         arrivals = np.minimum(ticks, _TOO_LATE_S * 10**9) * _PS_PER_NS
+        source.origin_ps = int(values["TIMESTAMP"].min()) * _PS_PER_NS
         yield Rows(lines, arrivals, values["ContextTokens"], values["GeneratedTokens"])
 
 
@@ -65,6 +67,7 @@ def read_burstgpt(source: Source) -> Iterator[Rows | str]:
     )
     if not len(lines):
         return
+    source.origin_ps = round(float(values["Timestamp"].min()) * PS_PER_S)
     prompts, outputs = values["Request tokens"], values["Response tokens"]
     good = np.flatnonzero((prompts > 0) & (outputs > 0))
     if len(good) < len(lines):
@@ -101,7 +104,7 @@ def _think_times(
     return thinks
 
 
-def read_vidur(source: Source, *, gap: float = 0.0) -> Iterator[Rows | str]:
+def read_vidur(source: Source, *, gap: Seconds = 0.0) -> Iterator[Rows | str]:
     """Yield the requests; without a column ``arrived_at`` they come *gap* seconds apart.
 
     Raises:

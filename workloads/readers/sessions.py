@@ -29,7 +29,7 @@ class _Call(msgspec.Struct, gc=False, rename={"prompt": "in", "output": "out"}):
     prompt: Count | None = None
     output: Tokens | None = None
     hash_ids: msgspec.Raw = msgspec.Raw()
-    runs: list[tuple[int, Count]] | None = None
+    runs: Annotated[list[tuple[int, Count]], Meta(max_length=1 << 20)] | None = None
     think_time: Seconds | None = None
     agent_id: str | None = None
     requests: "list[_Call] | None" = None
@@ -124,7 +124,7 @@ class _ClaudeCode:
 
 
 def read_claude_code(
-    source: Source, *, gap: float = 0.0, shared_prefix: bool = False
+    source: Source, *, gap: Seconds = 0.0, shared_prefix: bool = False
 ) -> Iterator[RequestRecord | str]:
     """Yield the calls of Claude Code sessions, a JSON object each, or a line each with runs of ids.
 

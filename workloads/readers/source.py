@@ -56,6 +56,8 @@ class _Digested(io.RawIOBase):
 def opened(path: Path) -> BinaryIO:
     """Answer the open file *path*, or standard input for ``-``; raise `TraceError` if it cannot."""
     if str(path) == "-":
+        if sys.stdin is None:
+            raise TraceError("standard input is closed: expected a trace on it")
         return sys.stdin.buffer
     try:
         return path.open("rb")
@@ -84,6 +86,8 @@ class Source:
         text: that item, nothing where it is no text.
         first: the first item, which tells the format.
         part: which file of a folder it is, from 0.
+        origin_ps: when its times count from, on a clock that all files of a folder have; a reader
+            sets it that counts from the earliest. Else they all start together.
         prefix: what tells the names in it from those in other files of a folder; else nothing.
     """
 
@@ -92,6 +96,7 @@ class Source:
         self.part = part or 0
         self.prefix = "" if part is None else f"{path.name}/"
         self.number = 0
+        self.origin_ps: int | None = None
         self.text = b""
         self._raw = _Digested(file, digest)
         self._num_bytes = 0

@@ -18,11 +18,13 @@ from msgspec import Meta
 
 from workloads.errors import TraceError, quote
 from workloads.prefix import ContentTree
-from workloads.readers.jsonlines import Count, rows
+from workloads.readers.jsonlines import Count, Multiplier, Seconds, rows
 from workloads.readers.source import Source
 from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Segment
 
 BYTES_PER_TOKEN = 4
+
+TokenWidth = Annotated[int, Meta(ge=1, le=64)]
 
 
 def no_arrivals(gap: float, what: str = "requests") -> str:
@@ -39,8 +41,6 @@ class Texts:
     """
 
     def __init__(self, bytes_per_token: int) -> None:
-        if not 1 <= bytes_per_token <= 64:
-            raise TraceError(f"option bytes_per_token {bytes_per_token}: expected 1 to 64")
         self._width = bytes_per_token
         self._tree = ContentTree(bytes_per_token)
         self.note = (
@@ -76,11 +76,18 @@ class _Conversation(msgspec.Struct, gc=False):
     id: str | int | None = None
 
 
+_MAX_TURNS = 1000
+"""Most answers of a conversation: each prompt repeats all before it."""
+
 _ANSWERERS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
 
 
 def read_sharegpt(
-    source: Source, *, turns: int = 1, bytes_per_token: int = BYTES_PER_TOKEN, gap: float = 0.0
+    source: Source,
+    *,
+    turns: Annotated[int, Meta(ge=0)] = 1,
+    bytes_per_token: TokenWidth = BYTES_PER_TOKEN,
+    gap: Seconds = 0.0,
 ) -> Iterator[RequestRecord | str]:
     """Yield the requests: the first *turns* answers of each conversation, 0 for all.
 
@@ -109,6 +116,8 @@ def read_sharegpt(
                 turn += 1
                 if turn == turns:
                     break
+                if turn == _MAX_TURNS:
+                    raise TraceError(f"more than {_MAX_TURNS:,} answers: expected option turns=N")
             prompt += texts.tokens(role, said.value)
         num_left_out += not turn
     if num_left_out:
@@ -144,7 +153,7 @@ Time = float | str
 
 
 class _Chat(msgspec.Struct, gc=False):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=1 << 16)]
     timestamp: Time | None = None
     created: Time | None = None
     created_at: Time | None = None
@@ -162,8 +171,8 @@ class _Chat(msgspec.Struct, gc=False):
         return choices[0].message.texts() if choices else None
 
 
-def _seconds(chat: _Chat) -> float:
-    """Answer when *chat* was asked, in seconds since 1970."""
+def _seconds(chat: _Chat, sec_multiplier: float) -> float:
+    """Answer when *chat* was asked, in seconds since 1970; numbers are times *sec_multiplier*."""
     named: dict[str, Time | None] = {
         "timestamp": chat.timestamp,
         "created": chat.created,
@@ -176,14 +185,17 @@ def _seconds(chat: _Chat) -> float:
             return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             value = quote(value)
-    elif value is not None and abs(value) < 1e12:
-        return value
+    elif value is not None and abs(value * sec_multiplier) < 1e12:
+        return value * sec_multiplier
     found = f"{name} is missing" if value is None else f"{name} {value}"
     raise TraceError(f"{found}: expected seconds since 1970, or a time like 2026-01-31T12:00:00Z")
 
 
 def read_chat(
-    source: Source, *, bytes_per_token: int = BYTES_PER_TOKEN, sec_multiplier: float = 1.0
+    source: Source,
+    *,
+    bytes_per_token: TokenWidth = BYTES_PER_TOKEN,
+    sec_multiplier: Multiplier = 1.0,
 ) -> Iterator[RequestRecord | str]:
     """Yield the requests of a log of chat completions, one a line.
 
@@ -215,8 +227,9 @@ def read_chat(
                 raise TraceError(
                     "response is missing: expected it, choices, output_length or max_tokens"
                 )
-        at = _seconds(chat) * sec_multiplier
-        start = at if start is None else start
+        at = _seconds(chat, sec_multiplier)
+        if start is None:
+            start, source.origin_ps = at, round(at * PS_PER_S)
         if at < start:
             raise TraceError(f"time {at:g} is before the first line's: expected a log in order")
         arrival = round(min(at - start, MAX_ARRIVAL_S + 1) * PS_PER_S)
