@@ -57,10 +57,10 @@ class _Command(click.Command):
 
     only: "tuple[str, ...] | None" = None
     """Names of the settings whose flags it has; None is all."""
-    without: "tuple[str, ...]" = ()
-    """Names of those that it does not have."""
-    own: "tuple[click.Option, ...]" = ()
-    """Flags that are no settings."""
+    writes: bool = True
+    """Whether it has the settings of the output; else ``--json`` alone."""
+    own: "tuple[click.Parameter, ...]" = ()
+    """Flags and arguments that are no settings."""
     helps: "Mapping[str, str]" = MappingProxyType({})
     """Help of flags that mean something else here."""
 
@@ -77,7 +77,8 @@ class _Command(click.Command):
             shown = [
                 s
                 for s in settings()
-                if (self.only is None or s.name in self.only) and s.name not in self.without
+                if (self.only is None or s.name in self.only)
+                and (self.writes or s.concern != "output" or s.name == "json")
             ]
             self.params = [*self.own, config, *(_option(s, self.helps.get(s.name)) for s in shown)]
         return super().get_params(ctx)
@@ -128,12 +129,45 @@ class _Capacity(_Command):
 class _Advise(_Command):
     """``kvsim advise``: every setting of a run; it writes no files."""
 
-    without = ("output_dir", "format", "save_steps", "save_block_tables", "single_step")
+    writes = False
     helps = MappingProxyType(
         {
             "allocator": "KV allocator to start from [default: paged; prefix caching is a step].",
             "json": "Print the answer as JSON, not as text.",
         }
+    )
+
+
+class _Check(_Command):
+    """``kvsim check``: every setting of a run, and what is checked."""
+
+    writes = False
+    helps = MappingProxyType(
+        {
+            "trace": "Trace, or specification, of the load; of a run, where its own lies now.",
+            "json": "Print the findings as JSON, not as text.",
+        }
+    )
+    own = (
+        click.Argument(["folder"], required=False, metavar="[DIR]"),
+        click.Option(
+            ["--log"],
+            metavar="FILE",
+            help="Log of a vLLM server (SGLang's and TensorRT-LLM's too): start-up, statistics.",
+        ),
+        click.Option(
+            ["--metrics"], metavar="FILE", help="Text of a vLLM server's /metrics, or OpenMetrics."
+        ),
+        click.Option(
+            ["--fail-on"],
+            metavar="error|warning|info|never",
+            help="Exit with 1 if a finding is as grave as this [default: error].",
+        ),
+        click.Option(
+            ["--gains/--no-gains"],
+            default=None,
+            help="Simulate what each change would bring [default: on].",
+        ),
     )
 
 
@@ -345,6 +379,12 @@ def _advise(values: dict[str, Any]) -> int:
     return advise_command(values)
 
 
+def _check(values: dict[str, Any]) -> int:
+    from sim.commands.check import check  # noqa: PLC0415  # --help pays for no command
+
+    return check(values)
+
+
 def _sweep() -> click.Command:
     def callback(**values: Any) -> int:
         from sim.commands.sweep import sweep  # noqa: PLC0415  # as above
@@ -497,6 +537,16 @@ def _cli() -> click.Group:
     group.add_command(_sweep())
     group.add_command(_plot())
     group.add_command(_report())
+    group.add_command(
+        _command(
+            "check",
+            _check,
+            "Go through a check list: a configuration (flags), a run (DIR), a server's log or its "
+            "metrics. Says what is wrong, which flag to change, and what the simulator says it "
+            "brings. Exit code 1 if it is grave (--fail-on).",
+            _Check,
+        )
+    )
     doc = "List, show, import and check tables of measured kernel times."
     group.add_command(_subgroup("tables", doc, _TABLES, _tables))
     doc = "Inspect, convert and sample traces, or imitate one."

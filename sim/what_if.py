@@ -151,7 +151,7 @@ def ran(
     trace = arriving(trace, config.load)
     if replicas == 1:
         summary = summarize(simulate(Simulation(config, trace)))
-        return Ran(_outcome(summary, config, 1), summary)
+        return Ran(outcome_of(summary, config, 1), summary)
     try:
         parts = [sample(trace, every=replicas, nth=nth) for nth in range(replicas)]
     except TraceError:
@@ -161,7 +161,7 @@ def ran(
     ]
     summaries = [summarize(result) for result in results]
     together = _together(summaries, results, config)
-    return Ran(_outcome(together, config, replicas), summaries[0])
+    return Ran(outcome_of(together, config, replicas), summaries[0])
 
 
 def _share(config: RunConfig, nth: int, replicas: int) -> RunConfig:
@@ -177,7 +177,7 @@ def _share(config: RunConfig, nth: int, replicas: int) -> RunConfig:
 def _together(
     summaries: Sequence[Summary], results: Sequence[RunResult], config: RunConfig
 ) -> Summary:
-    """Answer what `_outcome` reads of a summary, of replicas that ran side by side.
+    """Answer what `outcome_of` reads of a summary, of replicas that ran side by side.
 
     Counts add up, so do means over the whole time; the peak of running requests is the sum of
     theirs, even if not at once; usage is the fullest one's.
@@ -220,7 +220,7 @@ def _users_held(summary: Summary) -> float | None:
     return running / usage if usage else None
 
 
-def _outcome(summary: Summary, config: RunConfig, replicas: int) -> Outcome:
+def outcome_of(summary: Summary, config: RunConfig, replicas: int = 1) -> Outcome:
     """Answer the outcome of the run that has *summary*."""
     gpus = replicas * config.model.tensor_parallel_size
     price = get_gpu(config.model.gpu, config.model.gpu_memory_gib).usd_per_hour

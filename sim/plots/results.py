@@ -31,29 +31,13 @@ _FIRST_OF_SUMMARY = "model_id"
 """The column of `summarize` that follows those of the swept settings."""
 
 
-class RunFiles:
-    """The result files of one run, as `sim.results.write_run` left them.
+class RunSeries:
+    """A run over time: its summary and its step rows."""
 
-    Raises:
-        FileError: a file is not there or not as it was left, or no step took time.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        where = folder / "summary.json"
-        self.summary = read_object(where)
-        for key, kind in _SUMMARY_KEYS.items():
-            value = self.summary.get(key)
-            if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
-                raise FileError(
-                    f"{plain(str(where))}: key {key}: {quote(value)}; expected the summary of a "
-                    "kvsim run that served somebody"
-                )
-        self.label: str = self.summary["allocator"]
-        path, self.steps = read_frame(folder, "steps")
-        for column in _STEP_COLUMNS:
-            self.steps[column] = numbers(self.steps, column, path)
-        if not self.steps["duration"].sum() > 0 or self.summary["kv_cache_slots"] < 1:
-            raise FileError(f"{plain(str(path))}: no step took time: nothing to draw")
+    def __init__(self, summary: dict[str, Any], steps: pd.DataFrame) -> None:
+        self.summary = summary
+        self.steps = steps
+        self.label: str = summary["allocator"]
 
     @property
     def end(self) -> float:
@@ -77,6 +61,32 @@ class RunFiles:
         times = np.column_stack([start, start + duration]).ravel()
         totals = np.column_stack([np.concatenate([[0.0], total[:-1]]), total]).ravel()
         return np.asarray(np.diff(np.interp(edges, times, totals)))
+
+
+class RunFiles(RunSeries):
+    """The result files of one run, as `sim.results.write_run` left them.
+
+    Raises:
+        FileError: a file is not there or not as it was left, or no step took time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        where = folder / "summary.json"
+        summary = read_object(where)
+        for key, kind in _SUMMARY_KEYS.items():
+            value = summary.get(key)
+            if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
+                raise FileError(
+                    f"{plain(str(where))}: key {key}: {quote(value)}; expected the summary of a "
+                    "kvsim run that served somebody"
+                )
+        path, steps = read_frame(folder, "steps")
+        for column in _STEP_COLUMNS:
+            steps[column] = numbers(steps, column, path)
+        if not steps["duration"].sum() > 0 or summary["kv_cache_slots"] < 1:
+            raise FileError(f"{plain(str(path))}: no step took time: nothing to draw")
+        super().__init__(summary, steps)
 
 
 class Results(NamedTuple):

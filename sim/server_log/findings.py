@@ -39,7 +39,7 @@ def explain(log: ServerLog, bytes_per_token: float | None = None) -> list[str]:
             findings += [prefix + line for line in part(startup)]
         if bytes_per_token is not None:
             findings += [prefix + line for line in _binding(startup, bytes_per_token)]
-    findings += _between(log.startups)
+    findings += between(log.startups)
     if log.forgotten:
         findings.append(f"{log.forgotten} earlier starts are left out")
     if log.cut is not None:
@@ -51,7 +51,7 @@ def _who(said: Said) -> str:
     return said.worker or "the worker without prefix"
 
 
-def _pool(startup: Startup) -> Iterator[str]:
+def pool_binds(startup: Startup) -> Iterator[str]:
     """The pool is what the worker with least can hold."""
     said = startup.kv_gib
     by_worker = {each.worker: each for each in said}
@@ -154,7 +154,7 @@ def _binding(startup: Startup, bytes_per_token: float) -> Iterator[str]:
         )
 
 
-def _between(startups: Sequence[Startup]) -> Iterator[str]:
+def between(startups: Sequence[Startup]) -> Iterator[str]:
     """What changed from one start to the next."""
     for number, (old, new) in enumerate(pairwise(startups), 1):
         kv, other = old.kv_cache_gib, new.kv_cache_gib
@@ -179,7 +179,7 @@ def _refusals(startup: Startup) -> Iterator[str]:
 
 
 _PARTS: tuple[Callable[[Startup], Iterator[str]], ...] = (
-    _pool,
+    pool_binds,
     memory_agrees,
     profile_of_v0,
     tokens_agree,

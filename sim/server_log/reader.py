@@ -200,6 +200,7 @@ class _Reader:
             ("model", wording.MODELS),
             ("gpu", wording.GPUS),
             ("platform", (wording.PLATFORM,)),
+            ("preemption", (wording.PREEMPTION,)),
         ):
             for words in patterns:
                 if found := words.search(text):
@@ -251,6 +252,7 @@ class _Reader:
             for name, words in parts.items()
         }
         waiting, swapped = values.get("waiting"), values.get("swapped")
+        preempted = values.get("preempted")
         startup.statistics.append(
             Statistics(
                 line=message.line(found.start()),
@@ -263,6 +265,7 @@ class _Reader:
                 hit_rate_pct=values.get("hit"),
                 prompt_tokens_per_s=values.get("prompt"),
                 generation_tokens_per_s=values.get("generation"),
+                preempted=None if preempted is None else int(preempted),
             )
         )
         if len(startup.statistics) > MAX_STATISTICS:

@@ -50,6 +50,7 @@ class Statistics(NamedTuple):
         clock_s: seconds of the line's timestamp, from an arbitrary origin; None without one.
         running, waiting, swapped: requests; V0 counts groups of sequences.
         kv_usage_pct, hit_rate_pct: per cent; the hit rate is of the last requests, not of the run.
+        preempted: requests that were since the line before; None where it is not printed.
     """
 
     line: int
@@ -62,6 +63,7 @@ class Statistics(NamedTuple):
     hit_rate_pct: float | None
     prompt_tokens_per_s: float | None
     generation_tokens_per_s: float | None
+    preempted: int | None = None
 
 
 class Refusal(NamedTuple):
@@ -122,6 +124,7 @@ class Startup(msgspec.Struct):
         concurrency: requests of request_tokens each.
         utilization: as asked for. utilization_without_graphs: the same share less the graphs.
         padding_pct: of the cache that padded layers may waste, a line each.
+        preemption: how V0 preempts for want of cache, SWAP or RECOMPUTE.
         left_gib: free when all is allocated.
     """
 
@@ -132,6 +135,7 @@ class Startup(msgspec.Struct):
     model: Word | None = None
     gpu: Word | None = None
     platform: Word | None = None
+    preemption: Word | None = None
     settings: dict[str, Word] = {}
     config: dict[str, Word] = {}
     load_gib: list[Said] = []

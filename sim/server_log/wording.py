@@ -176,6 +176,7 @@ GPUS = (
         r"|Edition|Laptop|GPU|Max-Q|\d+GB)\b)*)"
     ),
 )
+PREEMPTION = re.compile(r"is preempted by PreemptionMode\.(\w+) mode because")
 PLATFORM = re.compile(r"Automatically detected platform (\w+)")
 
 REFUSALS: dict[RefusalKind | Literal["pool_tokens"], re.Pattern[str]] = {
@@ -216,6 +217,7 @@ STATISTICS = pattern(r"Running: <running:count> reqs.*?KV cache usage: <usage:nu
 STATISTICS_PARTS = {
     "waiting": pattern(r"(?:Waiting|Pending): <x:count> reqs"),
     "swapped": pattern(r"Swapped: <x:count> reqs"),
+    "preempted": pattern(r"Preemptions: <x:count>"),
     "hit": pattern(r"Prefix cache hit rate:(?: GPU:)? <x:number>%"),
     "prompt": pattern(r"prompt throughput: <x:number> tokens/s"),
     "generation": pattern(r"generation throughput: <x:number> tokens/s"),

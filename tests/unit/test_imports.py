@@ -36,6 +36,7 @@ LAYERS = (
         "sweep",
         "what_if",
         "block_map",
+        "health",
     ),
     ("advice", "advice_report"),
     ("commands",),
@@ -66,6 +67,7 @@ COMMANDS = {
         "trace",
         "advise",
         "report",
+        "check",
     )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
@@ -96,6 +98,7 @@ ONLY_IN = {
     "torch": set[str](),
     "triton": set[str](),
     "ray": {"sim/sweep/ray_cluster.py"},
+    "prometheus_client": {"sim/health/from_metrics.py"},
 }
 FILES = sorted(
     path.relative_to(REPOSITORY)
@@ -229,6 +232,7 @@ def _imported(*arguments: str) -> set[str]:
         ["plot", "--help"],
         ["report", "--help"],
         ["trace", "fit", "--help"],
+        ["check", "--help"],
     ],
 )
 def test_help_is_light(arguments: list[str]) -> None:

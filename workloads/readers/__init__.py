@@ -78,6 +78,29 @@ def read_trace(path: str | os.PathLike[str], trace_format: str | None = None) ->
     return builder.finish(name=where, trace_format=name, sha256=digest.hexdigest())
 
 
+def read_records(
+    path: str | os.PathLike[str], trace_format: str | None = None
+) -> Generator[tuple[RequestRecord, bytes], None, None]:
+    """Yield the requests of a trace, as its reader found them, each with the text of its item.
+
+    Of requests that were read many at once there is no text; those of lengths only are left out.
+    *path* and *trace_format* as of `read_trace`.
+
+    Raises:
+        TraceError: as `read_trace`, up to where it is read.
+    """
+    name, _, options = (trace_format or "").partition(":")
+    for part, one in enumerate(_files(Path(path), plain(os.fspath(path)))):
+        file = _File(one, plain(str(one)), None if one == Path(path) else part)
+        with closing(file.read(name or None, options, hashlib.sha256())) as found:
+            for some in found:
+                if isinstance(some, RequestRecord):
+                    yield some, file.text
+                elif isinstance(some, Rows) and some.segments is not None:
+                    for row in range(len(some.lines)):
+                        yield some.record(row), b""
+
+
 def _files(path: Path, where: str) -> list[Path]:
     """Answer the files of a trace, by name; of a folder those that are not hidden, nor prose."""
     try:
@@ -123,6 +146,11 @@ class _File:
                 source.drain()
         except TraceError as error:
             raise self._located(error) from error
+
+    @property
+    def text(self) -> bytes:
+        """The item that was read last."""
+        return b"" if self._source is None else self._source.text
 
     @property
     def name(self) -> str:
