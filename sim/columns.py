@@ -38,6 +38,10 @@ class Rows:
         """Answer the columns of all rows in the order they came: as packed, and the newest."""
         return [*self._packed, self._pack()]
 
+    def chunk(self, place: int) -> Columns:
+        """Answer the columns of one of `chunks`."""
+        return self._packed[place] if place < len(self._packed) else self._pack()
+
     def _pack(self) -> Columns:
         rows = np.array(self._newest).reshape(-1, len(self._names))
         return {name: _narrow(rows[:, place]) for place, name in enumerate(self._names)}

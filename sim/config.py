@@ -313,6 +313,54 @@ class OutputConfig(_Concern, frozen=True):
         ),
     ] = False
     json: Annotated[bool, Meta(description="Print the summary as JSON, not as text.")] = False
+    live: Annotated[
+        bool, Meta(description="Show a board in the terminal while it runs (kvsim only).")
+    ] = False
+    speed: Annotated[
+        float | None,
+        Meta(
+            gt=0,
+            description="Simulated seconds a second, like 60x, for --live and --metrics-port "
+            "(kvsim only) [default: as fast as it goes].",
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Meta(
+            ge=0,
+            le=65535,
+            description="Serve vLLM's metrics of the run for Prometheus; 0 is any free port "
+            "(kvsim only).",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, Meta(description="Address to serve them at; 0.0.0.0 is all of them (kvsim only).")
+    ] = "127.0.0.1"
+    metrics_linger: Annotated[
+        Linger,
+        Meta(
+            description="Seconds to serve the last metrics after the run; inf is until Ctrl-C "
+            "(kvsim only)."
+        ),
+    ] = 15.0
+    openmetrics: Annotated[
+        str | None,
+        Meta(
+            description="File for the metrics over time, as promtool backfills them (kvsim only)."
+        ),
+    ] = None
+    openmetrics_interval: Annotated[
+        float,
+        Meta(ge=0.001, description="Simulated seconds between its samples (kvsim only)."),
+    ] = 15.0
+    openmetrics_epoch: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_000_000_000,
+            description="Unix time, in seconds, of the trace's time zero there (kvsim only).",
+        ),
+    ] = 0.0
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

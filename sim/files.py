@@ -79,11 +79,11 @@ def check_output_file(path: Path, suffixes: tuple[str, ...], where: str) -> None
     """Refuse a *path* that cannot be written to, before work is done; *where* begins the message.
 
     Raises:
-        ConfigError: it ends in none of *suffixes*, or is a folder.
+        ConfigError: it ends in none of *suffixes*, if there are any, or is a folder.
         FileError: its folder is none, or not writable.
     """
     shown = f"{where} {plain(str(path))}"
-    if path.suffix.lower() not in suffixes:
+    if suffixes and path.suffix.lower() not in suffixes:
         raise ConfigError(f"{shown}: expected a name ending in {' or '.join(suffixes)}")
     if path.is_dir():
         raise ConfigError(f"{shown} is a folder; expected the name of a file")

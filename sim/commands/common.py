@@ -4,18 +4,18 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from sim.config import LoadConfig
+from sim.errors import ConfigError
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, read_config_file
 
 if TYPE_CHECKING:  # `kvsim capacity` runs nothing, and reads a trace only if it is given one
     from sim.metrics import Recorder
-    from sim.simulation import RunResult, Simulation
     from workloads.record import Trace
 
 
@@ -35,6 +35,17 @@ def given_by(values: dict[str, Any], own: Collection[str] = ()) -> dict[str, Giv
             flag = name.replace("_", "-")
             given[name] = Given(value, FLAG_RANK, f"--no-{flag}" if value is False else f"--{flag}")
     return given
+
+
+def without_effect(given: Given, why: str, notes: list[str]) -> None:
+    """Refuse a setting that changes nothing if a flag gave it; add *why* to *notes* if a file did.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if given.rank == FLAG_RANK:
+        raise ConfigError(why)
+    notes.append(why)
 
 
 def say(text: str) -> None:
@@ -57,15 +68,8 @@ def load_trace(load: LoadConfig, notes: list[str]) -> "Trace":
     return trace
 
 
-def simulate(simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
-    """Run *simulation*, with a progress bar if it takes long."""
-    result = simulation.result
-    with _progress(result.trace, result.config.label, result.recorder) as update:
-        return simulation.run(update, block_tables)
-
-
 @contextmanager
-def _progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
+def progress(trace: "Trace", label: str, recorder: "Recorder") -> Iterator[Callable[[], None]]:
     """Lend a callback that shows on stderr how many requests are done, once a run takes long."""
     wait = 1.0 if sys.stderr.isatty() else 10.0
     start = time.time()
