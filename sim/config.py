@@ -16,6 +16,9 @@ Reservation = Literal["max", "pow2", "oracle"]
 NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Gib = Annotated[float, Meta(gt=0, le=65536)]
+Linger = Annotated[float, Meta(ge=0, le=1e6)] | Literal["inf"]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Speed = Annotated[float, Meta(gt=0, le=1e9)]
 RequestRate = Annotated[float, Meta(gt=0, le=1e9)] | Literal["inf"]
 
 
@@ -317,18 +320,15 @@ class OutputConfig(_Concern, frozen=True):
         bool, Meta(description="Show a board in the terminal while it runs (kvsim only).")
     ] = False
     speed: Annotated[
-        float | None,
+        Speed | None,
         Meta(
-            gt=0,
             description="Simulated seconds a second, like 60x, for --live and --metrics-port "
             "(kvsim only) [default: as fast as it goes].",
         ),
     ] = None
     metrics_port: Annotated[
-        int | None,
+        Port | None,
         Meta(
-            ge=0,
-            le=65535,
             description="Serve vLLM's metrics of the run for Prometheus; 0 is any free port "
             "(kvsim only).",
         ),

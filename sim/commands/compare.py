@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from sim.commands.common import given_by, load_trace, print_json, say
-from sim.commands.watch import watched
+from sim.commands.watch import check_needs, watched
 from sim.comparison import comparison_report, comparison_rows
 from sim.errors import CapacityError, ConfigError
 from sim.kv_pool import kv_cache_lines
@@ -34,6 +34,7 @@ def compare(values: dict[str, Any]) -> int:
         if getattr(output, name) not in {None, False}:
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} is for kvsim run, which has one allocator")
+    check_needs(given, resolved[0])
     trace = load_trace(resolved[0].run.load, notes + [n for each in resolved for n in each.notes])
     simulations, skipped = [], []
     for each in resolved:
@@ -48,7 +49,7 @@ def compare(values: dict[str, Any]) -> int:
         raise CapacityError("; ".join(skipped))
     folder = make_output_dir("kvsim-results" if output.output_dir is None else output.output_dir)
     summaries, run_folders = [], []
-    with watched(given, resolved[0]) as watch:
+    with watched(output) as watch:
         for simulation in simulations:
             result = watch.simulate(simulation)
             summaries.append(summarize(result))

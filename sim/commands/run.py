@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from sim.commands.common import given_by, load_trace, print_json, without_effect
-from sim.commands.watch import Watch, watched
+from sim.commands.watch import Watch, check_needs, watched
 from sim.config import OutputConfig
 from sim.errors import ConfigError
 from sim.files import atomic
@@ -40,7 +40,8 @@ def run(values: dict[str, Any]) -> int:
             if setting in given and given[setting].value is not False:
                 why = f"{given[setting].shown} needs a folder: add --output-dir DIR"
                 without_effect(given[setting], why, resolved.notes)
-    with watched(given, resolved) as watch:
+    check_needs(given, resolved)
+    with watched(output) as watch:
         _run(resolved, watch)
         watch.linger()
     return 0

@@ -32,13 +32,11 @@ NEEDS = {
 Look = Callable[[], None]
 
 
-@contextmanager
-def watched(given: Mapping[str, Given], resolved: Resolved) -> Iterator["Watch"]:
-    """Lend what looks at the runs of a command, the port already listened on.
+def check_needs(given: Mapping[str, Given], resolved: Resolved) -> None:
+    """Refuse or note what has no effect for want of another setting.
 
     Raises:
-        ConfigError: a flag without effect.
-        FileError: the port, or the file, cannot be had.
+        ConfigError: a flag has none.
     """
     output = resolved.output
     for name, needed in NEEDS.items():
@@ -46,6 +44,15 @@ def watched(given: Mapping[str, Given], resolved: Resolved) -> Iterator["Watch"]
             flags = " or ".join(f"--{n.replace('_', '-')}" for n in needed)
             why = f"{given[name].shown} has no effect without {flags}"
             without_effect(given[name], why, resolved.notes)
+
+
+@contextmanager
+def watched(output: OutputConfig) -> Iterator["Watch"]:
+    """Lend what looks at the runs of a command, the port already listened on.
+
+    Raises:
+        ConfigError, FileError: the port, or the file, cannot be had.
+    """
     if output.openmetrics is not None:
         check_output_file(Path(output.openmetrics), (), "--openmetrics")
     if output.metrics_port is None:
@@ -60,16 +67,14 @@ def watched(given: Mapping[str, Given], resolved: Resolved) -> Iterator["Watch"]
 
 
 class Watch:
-    """What looks at the runs of one command, as *output* says; *endpoint* is served at *address*."""
+    """What looks at the runs of a command, as *output* says; *endpoint* is served at *address*."""
 
     def __init__(
         self, output: OutputConfig, endpoint: "Endpoint | None" = None, address: str = ""
     ) -> None:
         self._output, self._endpoint, self._address = output, endpoint, address
 
-    def simulate(
-        self, simulation: "Simulation", block_tables: TextIO | None = None
-    ) -> "RunResult":
+    def simulate(self, simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
         """Run *simulation*, and show how far it is."""
         result, endpoint = simulation.result, self._endpoint
         clock, ahead_s = self._clock(simulation)
@@ -125,9 +130,7 @@ class Watch:
         with suppress(KeyboardInterrupt):
             threading.Event().wait(left)
 
-    def _clock(
-        self, simulation: "Simulation"
-    ) -> tuple[Callable[[], int], Callable[[], float]]:
+    def _clock(self, simulation: "Simulation") -> tuple[Callable[[], int], Callable[[], float]]:
         """Answer what tells the simulated time (ps), and how far ahead of it the run is (s)."""
         recorder, speed = simulation.result.recorder, self._output.speed
         if speed is None:

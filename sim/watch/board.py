@@ -13,6 +13,7 @@ from workloads.record import PS_PER_S
 BINS = 60
 """Equal parts of simulated time that a history has at most; at least half as many, once it has."""
 
+_LABEL_WIDTH, _FIGURE_WIDTH = 18, 9
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SLOTS = {
     "live": ("█", "green"),
@@ -86,9 +87,9 @@ class Board:
         counts = now.counts
         simulated = (time_ps - self._recorder.start_ps) / PS_PER_S
         table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="crop")
+        table.add_column(width=_LABEL_WIDTH, no_wrap=True)
+        table.add_column(width=_FIGURE_WIDTH, justify="right", no_wrap=True)
+        table.add_column()
         speed = simulated / wall_s if wall_s else 0.0
         rate = counts["generation_tokens"] / simulated if simulated else 0.0
         table.add_row(
@@ -102,7 +103,7 @@ class Board:
             f"{now.running:,}",
             f"running, {now.waiting:,} waiting, {counts['num_preempted']:,} preemptions",
         )
-        room = max(10, min(BINS, width - 24))
+        room = max(10, min(BINS, width - _LABEL_WIDTH - _FIGURE_WIDTH - 4))
         table.add_row("KV slots", f"{now.usage:.0%}", _bar(now, room))
         table.add_row("", "", _legend(now))
         usages = [sample.usage for sample in history.samples][-room:]
@@ -133,6 +134,6 @@ def _legend(sample: Sample) -> Text:
     text, total = Text(), sum(sample.slots.values())
     for state in SLOT_STATES:
         letter, style = _SLOTS[state]
-        text.append(f"{letter} ", style)
-        text.append(f"{state} {sample.slots[state] / total:.0%}  ")
+        text.append(f"{letter}\xa0", style)
+        text.append(f"{state}\xa0{sample.slots[state] / total:.0%} ")  # not to be torn apart
     return text

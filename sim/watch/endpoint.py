@@ -7,6 +7,7 @@ shown is of one instant, and the run is never read while it changes.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
@@ -22,7 +23,7 @@ from sim.watch.observer import Observer, Sample
 from workloads.errors import plain
 
 PATIENCE_S = 5.0
-"""How long a scrape waits for an answer before it shows the last one: less than Prometheus waits."""
+"""How long a scrape waits for the run before it shows the last sample; Prometheus waits 10."""
 
 
 class Endpoint(Collector):
@@ -96,6 +97,13 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
             f"--metrics-port {port}: {reason(error)} at {plain(host)}; expected a free port "
             "from 1024 on, and an address of this machine"
         ) from None
+    app: Any = server.get_app()
+
+    def plain_text(environ: dict[str, Any], start_response: Any) -> Any:
+        # What older Prometheus asks for, the library answers with : turned to _ (0.23 to 0.26).
+        return app(environ | {"HTTP_ACCEPT": "text/plain"}, start_response)
+
+    server.set_app(plain_text)
     try:
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{server.server_port}/metrics"

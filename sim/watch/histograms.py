@@ -1,4 +1,4 @@
-"""Values counted in buckets, as Prometheus does: a value lies in the first whose bound it is within."""
+"""Values counted in buckets as Prometheus does: within its bound, and beyond the one before."""
 
 from typing import Any, NamedTuple
 

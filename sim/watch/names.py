@@ -1,4 +1,4 @@
-"""Metrics by vLLM's names, types, labels and bucket bounds (vLLM 0.33.0, ``v1/metrics/loggers.py``).
+"""Metrics by vLLM's names, types, labels and bounds (vLLM 0.33.0, ``v1/metrics/loggers.py``).
 
 ``vllm:`` is what means the same there; what only a simulator knows is ``kvsim:``.
 """
@@ -83,8 +83,9 @@ SCALARS = (
         "vllm:request_success",
         "counter",
         "Requests that finished; here each for its length.",
-        lambda sample: dict.fromkeys(FINISHED_REASONS, 0)
-        | {"length": sample.counts["num_finished"]},
+        lambda sample: (
+            dict.fromkeys(FINISHED_REASONS, 0) | {"length": sample.counts["num_finished"]}
+        ),
         "finished_reason",
     ),
     Scalar(
@@ -164,11 +165,11 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_params_n": ("Outputs that it wanted.", _PARAMS_N),
     "vllm:request_num_preemptions": ("How often it was preempted.", _NUM_PREEMPTIONS),
 }
-"""Help and bounds (seconds, tokens) by name; all but the first two and the steps': once finished."""
+"""Help and bounds (seconds, tokens) by name; of ``request_`` and ``e2e_`` once it has finished."""
 
 
 def bounds(max_model_len: int) -> dict[str, Bounds]:
-    """Answer the upper bounds of every histogram's buckets but the last (``v1/metrics/buckets.py``)."""
+    """Answer the bounds of every histogram's buckets (``v1/metrics/buckets.py``), without inf."""
     tokens = []
     for place in range(3 * len(str(max_model_len))):
         tokens.append((1, 2, 5)[place % 3] * 10 ** (place // 3))

@@ -77,9 +77,7 @@ class Observer:
 
     def __init__(self, recorder: Recorder, bounds: Mapping[str, Bounds] | None = None) -> None:
         self._recorder = recorder
-        self._scale = {
-            name: PS_PER_S if name.endswith("_seconds") else 1 for name in bounds or {}
-        }
+        self._scale = {name: PS_PER_S if name.endswith("_seconds") else 1 for name in bounds or {}}
         self._bounds = {
             name: np.array([round(bound * self._scale[name]) for bound in own])
             for name, own in (bounds or {}).items()
@@ -219,7 +217,7 @@ class Observer:
     def _gauges(
         self, row: Columns | None, elapsed_ps: int | None, time_ps: int
     ) -> tuple[int, int, dict[str, float]]:
-        """Answer running, waiting and slots, *elapsed_ps* after the start of *row* or at its end."""
+        """Answer running, waiting, slots, *elapsed_ps* after the start of *row* or at its end."""
         final, capacity = self._final, self._recorder.capacity
         if final is not None and time_ps == self._recorder.now_ps:
             free = final.free - final.external
@@ -270,9 +268,7 @@ def _begun(row: Columns, elapsed_ps: int) -> Columns:
 
 def _within(events: Events, rows: Columns, part: slice) -> Events:
     """Answer the *events* of the *rows* that *part* has, counted from its start."""
-    first_tokens, gaps = (
-        _of_rows(column, part) for column in (events.first_tokens, events.gaps)
-    )
+    first_tokens, gaps = (_of_rows(column, part) for column in (events.first_tokens, events.gaps))
     ends = np.concatenate([[0], np.cumsum(rows["num_finished"], dtype=np.int64)])
     chosen = slice(int(ends[part.start]), int(ends[part.stop]))
     requests = {name: column[chosen] for name, column in events.requests.items()}

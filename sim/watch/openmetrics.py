@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 
 from sim.allocators.base import MemoryStats
 from sim.errors import FileError
@@ -64,5 +64,6 @@ def write_openmetrics(
     samples: Timed = [(round(epoch + sample.seconds, 3), sample) for sample in taken]
     with atomic(path) as temporary, temporary.open("wb") as file:
         for family in families.show(samples):
-            file.write(generate_latest(_One(family)).removesuffix(_END))
+            text: bytes = generate_latest(_One(family), ALLOWUTF8)  # type: ignore[no-untyped-call]
+            file.write(text.removesuffix(_END))
         file.write(_END)
