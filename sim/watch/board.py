@@ -96,7 +96,7 @@ class Board:
             Text(self._label, style="bold"),
             f"{self._recorder.num_done / self._num_requests:.0%}",
             f"{self._recorder.num_done:,} of {self._num_requests:,} requests, "
-            f"{simulated:,.1f} s simulated at {speed:,.4g}x, {rate:,.0f} output tok/s",
+            f"{simulated:,.1f} s simulated at {speed:,.3g}x, {rate:,.0f} output tok/s",
         )
         table.add_row(
             "requests",

@@ -228,10 +228,12 @@ class Observer:
         if row is None:
             return 0, 0, dict.fromkeys(SLOT_STATES, 0.0) | {"free": float(capacity)}
         left = 0.0 if elapsed_ps is None else 1 - elapsed_ps / int(row["duration_ps"][0])
-        slots = {}
-        for state, (end,) in zip(SLOT_STATES, end_slots(row, capacity).values(), strict=True):
-            mean = row[f"kv_{state}_slots"][0]
-            slots[state] = max(0.0, float(end - 2 * (end - mean) * left))
+        ends, slots, rest = end_slots(row, capacity), {}, float(capacity)
+        for state in ("live", "internal", "external", "cached", "reserved"):  # surest first
+            end, mean = (float(slot[f"kv_{state}_slots"][0]) for slot in (ends, row))
+            slots[state] = min(max(0.0, end - 2 * (end - mean) * left), rest)
+            rest -= slots[state]
+        slots = {state: slots.get(state, rest) for state in SLOT_STATES}
         return int(row["running"][0]), int(row["waiting"][0]), slots
 
 
