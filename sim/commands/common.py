@@ -48,6 +48,11 @@ def without_effect(given: Given, why: str, notes: list[str]) -> None:
     notes.append(why)
 
 
+def is_on(value: object) -> bool:
+    """Answer whether a setting that is off by default is not; a port may be 0."""
+    return value is not None and value is not False
+
+
 def say(text: str) -> None:
     """Print a line for the user, who may have sent standard output elsewhere."""
     click.echo(text, err=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from sim.commands.common import given_by, load_trace, print_json, say
+from sim.commands.common import given_by, is_on, load_trace, print_json, say
 from sim.commands.watch import check_needs, watched
 from sim.comparison import comparison_report, comparison_rows
 from sim.errors import CapacityError, ConfigError
@@ -31,7 +31,7 @@ def compare(values: dict[str, Any]) -> int:
     resolved = _compared(given, notes)
     output = resolved[0].output
     for name in ("save_block_tables", "metrics_port", "openmetrics"):
-        if getattr(output, name) not in {None, False}:
+        if is_on(getattr(output, name)):
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} is for kvsim run, which has one allocator")
     check_needs(given, resolved[0])

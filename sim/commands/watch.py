@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from sim.commands.common import progress, say, without_effect
+from sim.commands.common import is_on, progress, say, without_effect
 from sim.config import OutputConfig
 from sim.files import check_output_file
 from sim.settings import Given, Resolved
@@ -40,7 +40,7 @@ def check_needs(given: Mapping[str, Given], resolved: Resolved) -> None:
     """
     output = resolved.output
     for name, needed in NEEDS.items():
-        if name in given and not any(getattr(output, n) not in (None, False) for n in needed):
+        if name in given and not any(is_on(getattr(output, n)) for n in needed):
             flags = " or ".join(f"--{n.replace('_', '-')}" for n in needed)
             why = f"{given[name].shown} has no effect without {flags}"
             without_effect(given[name], why, resolved.notes)

@@ -61,7 +61,8 @@ def write_openmetrics(
     step_ps = round(interval * PS_PER_S)
     times = [*range(recorder.start_ps, recorder.now_ps, step_ps), recorder.now_ps]
     taken = (observer.sample(time) for time in times)
-    samples: Timed = [(round(epoch + sample.seconds, 3), sample) for sample in taken]
+    # Of two within a millisecond, which Prometheus cannot tell apart, the last.
+    samples: Timed = list({round(epoch + sample.seconds, 3): sample for sample in taken}.items())
     with atomic(path) as temporary, temporary.open("wb") as file:
         for family in families.show(samples):
             text: bytes = generate_latest(_One(family), ALLOWUTF8)  # type: ignore[no-untyped-call]
