@@ -95,7 +95,8 @@ class Watch:
 
             if endpoint is not None:
                 endpoint.attach(result)
-            simulation.run(keep_pace if self._output.speed else look, block_tables)
+            on_step = keep_pace if self._output.speed else show if endpoint is None else look
+            simulation.run(on_step, block_tables)
             if endpoint is not None:
                 endpoint.finish(simulation.allocator.stats())
         return result

@@ -4,12 +4,15 @@ The thread that serves a scrape asks, and the run's own thread answers between t
 shown is of one instant, and the run is never read while it changes.
 """
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -81,6 +84,19 @@ class Endpoint(Collector):
                 yield from self._families.show([(None, sample)])
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread a scrape, so that one that hangs is in nobody's way."""
+
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    """Says nothing of a scrape: stderr is the user's."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # its name there
+        """Do nothing."""
+
+
 @contextmanager
 def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
     """Serve *endpoint* as long as the context lasts; lend its address.
@@ -90,20 +106,24 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
     """
     registry = CollectorRegistry()
     registry.register(endpoint)
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
-        raise FileError(
-            f"--metrics-port {port}: {reason(error)} at {plain(host)}; expected a free port "
-            "from 1024 on, and an address of this machine"
-        ) from None
-    app: Any = server.get_app()
+    app: Any = make_wsgi_app(registry)
 
     def plain_text(environ: dict[str, Any], start_response: Any) -> Any:
         # What older Prometheus asks for, the library answers with : turned to _ (0.23 to 0.26).
         return app(environ | {"HTTP_ACCEPT": "text/plain"}, start_response)
 
-    server.set_app(plain_text)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        kind = type("Server", (_Server,), {"address_family": family})
+        server = make_server(host, port, plain_text, kind, _Quiet)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+        raise FileError(
+            f"--metrics-port {port}: {reason(error)} at {plain(host)}; expected a free port "
+            "from 1024 on, and an address of this machine"
+        ) from None
+    # A short interval, so that the command ends soon after its results.
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
     try:
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{server.server_port}/metrics"

@@ -214,7 +214,8 @@ def test_promtool_backfills_from_it(kvsim: Kvsim, busy_trace: Path, tmp_path: Pa
         pytest.skip("needs promtool, of Prometheus")
     file = tmp_path / "series"
     kvsim("run", "--trace", busy_trace, *FLAGS, "--openmetrics", file)
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", file, tmp_path / "blocks"]
+    command: list[str | Path] = ["promtool", "tsdb", "create-blocks-from", "openmetrics"]
+    command += [file, tmp_path / "blocks"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "NUM SERIES" in done.stdout
 
@@ -232,8 +233,9 @@ def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_without_a_terminal_live_changes_nothing(
-    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, command: str
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sim.plots.figures.write_comparison_charts", lambda *_: [])
     flags = ("--trace", busy_trace, *SMALL, "--step-time", "constant:0.1", "-o", tmp_path / "out")
     plain = kvsim(command, *flags)
     assert kvsim(command, *flags, "--live") == plain

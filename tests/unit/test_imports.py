@@ -13,7 +13,18 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow", "goodput"),
+    (
+        "columns",
+        "errors",
+        "files",
+        "config",
+        "request",
+        "tables",
+        "gaps",
+        "arrow",
+        "goodput",
+        "slots",
+    ),
     ("hardware", "kv_layout", "kv_groups", "server_log", "plots"),
     ("model_spec",),
     ("hf_config",),
@@ -28,7 +39,7 @@ LAYERS = (
     ("simulation",),
     ("result_tables",),
     ("summary", "results", "report", "capacity_report"),
-    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep"),
+    ("comparison", "timing_report", "timing_plots", "trace_report", "sweep", "watch"),
     ("commands",),
     ("flags",),
     ("cli",),
@@ -46,7 +57,17 @@ ROWS_ONLY = {
 }
 COMMANDS = {
     f"sim/commands/{name}.py"
-    for name in ("capacity", "common", "run", "compare", "plot", "sweep", "tables", "trace")
+    for name in (
+        "capacity",
+        "common",
+        "run",
+        "compare",
+        "plot",
+        "sweep",
+        "tables",
+        "trace",
+        "watch",
+    )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
@@ -75,6 +96,12 @@ ONLY_IN = {
     "torch": set[str](),
     "triton": set[str](),
     "ray": {"sim/sweep/ray_cluster.py"},
+    "rich": {"sim/watch/board.py", "sim/commands/watch.py"},
+    "prometheus_client": {
+        "sim/watch/endpoint.py",
+        "sim/watch/families.py",
+        "sim/watch/openmetrics.py",
+    },
 }
 FILES = sorted(
     path.relative_to(REPOSITORY)
@@ -182,7 +209,19 @@ def test_who_prints_and_who_exits(path: Path) -> None:
     assert path.as_posix() in COMMANDS or not used & PRINTING
 
 
-HEAVY = {"numpy", "pyarrow", "pandas", "matplotlib", "scipy", "torch", "tqdm", "tabulate", "simpy"}
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "torch",
+    "tqdm",
+    "tabulate",
+    "simpy",
+    "rich",
+    "prometheus_client",
+}
 
 
 def _imported(*arguments: str) -> set[str]:
