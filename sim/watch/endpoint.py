@@ -115,7 +115,7 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         kind = type("Server", (_Server,), {"address_family": family})
-        server = make_server(host, port, plain_text, kind, _Quiet)
+        server: WSGIServer = make_server(host, port, plain_text, kind, _Quiet)
     except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise FileError(
             f"--metrics-port {port}: {reason(error)} at {plain(host)}; expected a free port "

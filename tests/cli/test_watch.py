@@ -318,6 +318,7 @@ def test_a_port_in_use(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
         ("--metrics-port 0 --metrics-linger -1", 2, "--metrics-linger: expected a number"),
         ("--openmetrics nowhere/file", 1, "expected a file in a writable folder"),
         ("--openmetrics .", 2, "--openmetrics . is a folder"),
+        ("--openmetrics /dev/null", 2, "--openmetrics /dev/null is no regular file"),
         ("--openmetrics x --openmetrics-interval 0", 2, "--openmetrics-interval: expected"),
     ],
 )
