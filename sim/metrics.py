@@ -37,8 +37,17 @@ class StepTimes(NamedTuple):
         return self.first + (self.num_steps - 1) * self.increment
 
 
+class Cursor:
+    """How far step rows have been read (`Recorder.read`): at first, nothing of them."""
+
+    def __init__(self, start_ps: int) -> None:
+        self.place = 0  # chunk, and rows read of each of its parts
+        self.starts = [0] * 6
+        self.step, self.time_ps = 0, start_ps  # of the next row
+
+
 class Events(NamedTuple):
-    """What happened to single requests, as columns; *row* counts from the start of a chunk.
+    """What happened to single requests, as columns; *row* is that of the step row.
 
     Attributes:
         first_tokens: a row a first token, at the end of step row *row*: ``row``, ``index``,
@@ -139,10 +148,18 @@ class Recorder:
         self._rare = Rows(_RARE_COLUMNS, "q")  # of the rows that have any
         self._runs = Rows(_RUN_COLUMNS, "d")  # of the rows of several steps
         self._row = 0  # of those not packed
-        self._starts = [(0, self.start_ps)]  # steps before each chunk of rows, and when it starts
+        self._num_packed = 0
         self._first_tokens = Rows(_FIRST_TOKEN_COLUMNS, "q")
         self._gaps = Rows(_GAP_COLUMNS, "q")  # between tokens, that are no step's duration
         self._requests = Rows(_REQUEST_COLUMNS, "q")
+        self._parts = (
+            self._steps,
+            self._rare,
+            self._runs,
+            self._first_tokens,
+            self._gaps,
+            self._requests,
+        )
         self.refused: dict[int, str] = {}
         self.names: list[tuple[str, ...]] = []
         self.held_after: list[int] = []
@@ -269,21 +286,21 @@ class Recorder:
 
         ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
         """
-        return (self.step_chunk(place) for place in range(self.num_packed + 1))
+        cursor = Cursor(self.start_ps)
+        for _ in range(self._num_packed + 1):
+            yield self.read(cursor)[0]
 
-    @property
-    def num_packed(self) -> int:
-        """How many chunks are full; one more is not."""
-        return len(self._starts) - 1
+    def read(self, cursor: "Cursor") -> tuple[Columns, Events]:
+        """Answer the step rows behind *cursor*, and move it there; nothing if there are none.
 
-    @property
-    def num_rows(self) -> int:
-        """How many step rows there are."""
-        return self.num_packed * CHUNK_ROWS + self._row
-
-    def step_chunk(self, place: int) -> Columns:
-        """Answer one of `step_chunks`."""
-        steps, rare, runs = (rows.chunk(place) for rows in (self._steps, self._rare, self._runs))
+        As `step_chunks`, each up to the end of its chunk, and what happened to single requests.
+        """
+        place, starts = cursor.place, cursor.starts
+        parts = [rows.chunk(place, start) for rows, start in zip(self._parts, starts, strict=True)]
+        for part in parts:
+            if "row" in part:
+                part["row"] = part["row"].astype(np.int64) - starts[0]
+        steps, rare, runs, first_tokens, gaps, requests = parts
         columns = dict(steps)
         for name in _RARE_COLUMNS[1:]:
             columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
@@ -293,19 +310,19 @@ class Recorder:
             columns[name] = np.zeros(len(single))
             columns[name][steps["num_steps"] > 1] = runs[name]
         columns["first_step_ps"][single] = steps["duration_ps"][single]
-        step, start_ps = self._starts[place]
-        last_steps = step + np.cumsum(steps["num_steps"], dtype=np.int64)
-        ends = start_ps + np.cumsum(steps["duration_ps"], dtype=np.int64)
+        last_steps = cursor.step + np.cumsum(steps["num_steps"], dtype=np.int64)
+        ends = cursor.time_ps + np.cumsum(steps["duration_ps"], dtype=np.int64)
         columns["step"], columns["start_ps"] = (
             last_steps - steps["num_steps"],
             ends - steps["duration_ps"],
         )
-        return columns | mean_slots(columns, self.capacity)
-
-    def event_chunk(self, place: int) -> Events:
-        """Answer what happened to single requests in the rows of `step_chunk`."""
-        parts = (self._first_tokens, self._gaps, self._requests)
-        return Events(*(rows.chunk(place) for rows in parts))
+        if len(ends):
+            cursor.step, cursor.time_ps = int(last_steps[-1]), int(ends[-1])
+        for number, part in enumerate(parts):
+            starts[number] += len(next(iter(part.values())))
+        if place < self._num_packed:
+            cursor.place, cursor.starts = place + 1, [0] * len(parts)
+        return columns | mean_slots(columns, self.capacity), Events(first_tokens, gaps, requests)
 
     @property
     def totals(self) -> Totals:
@@ -330,15 +347,8 @@ class Recorder:
         self._row += 1
         if self._row == CHUNK_ROWS:
             self._row = 0
-            self._starts.append((self.num_steps, self.now_ps))
-            for rows in (
-                self._steps,
-                self._rare,
-                self._runs,
-                self._first_tokens,
-                self._gaps,
-                self._requests,
-            ):
+            self._num_packed += 1
+            for rows in self._parts:
                 rows.pack()
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:

@@ -17,7 +17,7 @@ from sim.allocators.base import MemoryStats
 from sim.columns import SLOT_STATES, Columns
 from sim.engine import run_ticks, steps_until
 from sim.gaps import gaps_of
-from sim.metrics import CHUNK_ROWS, Events, Recorder
+from sim.metrics import Cursor, Events, Recorder
 from sim.slots import end_slots
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS
@@ -88,8 +88,7 @@ class Observer:
             for name, own in self._bounds.items()
         }
         self._time_ps = recorder.start_ps
-        self._place, self._row = 0, 0  # chunk of the recorder, and rows of it taken in
-        self._made = (-1, -1)
+        self._cursor, self._row = Cursor(recorder.start_ps), 0  # rows of `_rows` taken in
         self._rows: Columns
         self._events: Events
         self._ends: IntArray = np.zeros(0, dtype=np.int64)
@@ -127,23 +126,16 @@ class Observer:
     def _take_in(self, until_ps: int) -> None:
         """Count all rows that end by *until_ps*."""
         while True:
-            self._make()
+            if self._row == len(self._ends):
+                self._row = 0
+                self._rows, self._events = self._recorder.read(self._cursor)
+                self._ends = self._rows["start_ps"] + self._rows["duration_ps"]
             last = int(np.searchsorted(self._ends, until_ps, side="right"))
             if last > self._row:
                 self._add(slice(self._row, last))
                 self._row = last
-            if last < len(self._ends) or self._place == self._recorder.num_packed:
+            if last < len(self._ends) or not last:
                 return
-            self._place, self._row = self._place + 1, 0
-
-    def _make(self) -> None:
-        """Make the columns of the chunk, unless they are still all there is of it."""
-        recorder, place = self._recorder, self._place
-        made = (place, min(recorder.num_rows - place * CHUNK_ROWS, CHUNK_ROWS))
-        if made != self._made:
-            self._made = made
-            self._rows, self._events = recorder.step_chunk(place), recorder.event_chunk(place)
-            self._ends = self._rows["start_ps"] + self._rows["duration_ps"]
 
     def _add(self, part: slice) -> None:
         rows = {name: column[part] for name, column in self._rows.items()}
