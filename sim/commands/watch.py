@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # who only runs pays for none of it
     from sim.simulation import RunResult, Simulation
     from sim.watch.endpoint import Endpoint
 
-REFRESH_S = 0.25
+REFRESH_S = 0.5
 """Seconds from one board to the next."""
 
 NEEDS = {
