@@ -1,5 +1,6 @@
 """Looking at runs while they go: ``--live``, ``--metrics-port``, ``--speed``, ``--openmetrics``."""
 
+import os
 import sys
 import threading
 import time
@@ -144,7 +145,8 @@ class Watch:
     def _progress(
         self, simulation: "Simulation", clock: Callable[[], int]
     ) -> AbstractContextManager[Look]:
-        if self._output.live and sys.stderr.isatty():
+        can_draw = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+        if self._output.live and can_draw:
             return _board(simulation, clock)
         result = simulation.result
         return progress(result.trace, result.config.label, result.recorder)

@@ -16,8 +16,8 @@ from sim.watch.observer import Observer
 from workloads.errors import plain
 from workloads.record import PS_PER_S
 
-MAX_SAMPLES = 100_000
-"""Of one series: a file of some gigabytes."""
+MAX_SAMPLES = 20_000
+"""Of one series: a file of 700 MB."""
 
 _END = b"# EOF\n"
 
