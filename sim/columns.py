@@ -38,8 +38,15 @@ class Rows:
         """Answer the columns of all rows in the order they came: as packed, and the newest."""
         return [*self._packed, self._pack()]
 
-    def _pack(self) -> Columns:
-        rows = np.array(self._newest).reshape(-1, len(self._names))
+    def chunk(self, place: int, start: int) -> Columns:
+        """Answer one of `chunks` from row *start* of it on."""
+        if place == len(self._packed):
+            return self._pack(start)
+        return {name: column[start:] for name, column in self._packed[place].items()}
+
+    def _pack(self, start: int = 0) -> Columns:
+        width = len(self._names)
+        rows = np.array(self._newest[start * width :]).reshape(-1, width)
         return {name: _narrow(rows[:, place]) for place, name in enumerate(self._names)}
 
 

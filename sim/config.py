@@ -16,6 +16,9 @@ Reservation = Literal["max", "pow2", "oracle"]
 NumBytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Gib = Annotated[float, Meta(gt=0, le=65536)]
+Linger = Annotated[float, Meta(ge=0, le=1e6)] | Literal["inf"]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Speed = Annotated[float, Meta(gt=0, le=1e9)]
 RequestRate = Annotated[float, Meta(gt=0, le=1e9)] | Literal["inf"]
 
 
@@ -320,6 +323,51 @@ class OutputConfig(_Concern, frozen=True):
         ),
     ] = False
     json: Annotated[bool, Meta(description="Print the summary as JSON, not as text.")] = False
+    live: Annotated[
+        bool, Meta(description="Show a board in the terminal while it runs (kvsim only).")
+    ] = False
+    speed: Annotated[
+        Speed | None,
+        Meta(
+            description="Simulated seconds a second, like 60x, for --live and --metrics-port "
+            "(kvsim only) [default: as fast as it goes].",
+        ),
+    ] = None
+    metrics_port: Annotated[
+        Port | None,
+        Meta(
+            description="Serve vLLM's metrics of the run for Prometheus; 0 is any free port "
+            "(kvsim only).",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, Meta(description="Address to serve them at; 0.0.0.0 is all of them (kvsim only).")
+    ] = "127.0.0.1"
+    metrics_linger: Annotated[
+        Linger,
+        Meta(
+            description="Seconds to serve the last metrics after the run; inf is until Ctrl-C "
+            "(kvsim only)."
+        ),
+    ] = 15.0
+    openmetrics: Annotated[
+        str | None,
+        Meta(
+            description="File for the metrics over time, as promtool backfills them (kvsim only)."
+        ),
+    ] = None
+    openmetrics_interval: Annotated[
+        float,
+        Meta(ge=0.001, description="Simulated seconds between its samples (kvsim only)."),
+    ] = 15.0
+    openmetrics_epoch: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_000_000_000,
+            description="Unix time, in seconds, of the trace's time zero there (kvsim only).",
+        ),
+    ] = 0.0
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ class CapacityError(ConfigError):
 
 
 class FileError(ConfigError):
-    """A folder or file that cannot be read or written: which, and why."""
+    """A folder, file or port that cannot be used: which, and why."""
 
 
 class TimingRangeError(ConfigError):

@@ -79,14 +79,16 @@ def check_output_file(path: Path, suffixes: tuple[str, ...], where: str) -> None
     """Refuse a *path* that cannot be written to, before work is done; *where* begins the message.
 
     Raises:
-        ConfigError: it ends in none of *suffixes*, or is a folder.
+        ConfigError: it ends in none of *suffixes*, if there are any, or is a folder or device.
         FileError: its folder is none, or not writable.
     """
     shown = f"{where} {plain(str(path))}"
-    if path.suffix.lower() not in suffixes:
+    if suffixes and path.suffix.lower() not in suffixes:
         raise ConfigError(f"{shown}: expected a name ending in {' or '.join(suffixes)}")
     if path.is_dir():
         raise ConfigError(f"{shown} is a folder; expected the name of a file")
+    if path.exists() and not path.is_file():  # /dev/null would be replaced
+        raise ConfigError(f"{shown} is no regular file; expected the name of one")
     try:
         with temporary_file(path):
             pass

@@ -14,6 +14,7 @@ from sim.columns import SLOT_STATES, Columns, Rows
 from sim.errors import ConfigError
 from sim.request import UNSET, Request, RequestStatus
 from sim.scheduler_output import SchedulerOutput
+from sim.slots import mean_slots
 from sim.timing.base import TICKS_PER_PS
 from sim.totals import COUNTS, Totals, add_up
 from workloads.record import PS_PER_S, IntArray, Trace
@@ -34,6 +35,30 @@ class StepTimes(NamedTuple):
     def last(self) -> int:
         """The time of the last step."""
         return self.first + (self.num_steps - 1) * self.increment
+
+
+class Cursor:
+    """How far step rows have been read (`Recorder.read`): at first, nothing of them."""
+
+    def __init__(self, start_ps: int) -> None:
+        self.place = 0  # chunk, and rows read of each of its parts
+        self.starts = [0] * 6
+        self.step, self.time_ps = 0, start_ps  # of the next row
+
+
+class Events(NamedTuple):
+    """What happened to single requests, as columns; *row* is that of the step row.
+
+    Attributes:
+        first_tokens: a row a first token, at the end of step row *row*: ``row``, ``index``,
+            ``num_cached_tokens``.
+        gaps: a row a gap between tokens that a preemption lengthened: ``row``, ``gap_ps``.
+        requests: a row a request that finished, as many a step row as its ``num_finished``.
+    """
+
+    first_tokens: Columns
+    gaps: Columns
+    requests: Columns
 
 
 _REQUEST_COLUMNS = (
@@ -69,7 +94,8 @@ _STEP_COLUMNS = (
 )
 _RARE_COLUMNS = ("row", *(name for name in COUNTS if name not in _STEP_COLUMNS))
 _RUN_COLUMNS = ("first_step_ps", "increment_ps", "held_taken", "internal_taken", "cached_taken")
-_SLOT_COLUMNS = tuple(f"kv_{state}_slots" for state in SLOT_STATES)
+_FIRST_TOKEN_COLUMNS = ("row", "index", "num_cached_tokens")
+_GAP_COLUMNS = ("row", "gap_ps")
 CHUNK_ROWS = 1 << 15
 """Step rows that are kept as they came; older ones are packed."""
 
@@ -87,6 +113,8 @@ class Recorder:
 
     Attributes:
         arrival_ps: int64 [num_requests], when each row arrived.
+        start_ps: the first arrival.
+        now_ps: the end of the last step or idle time noted.
         num_done: requests that have finished or were refused.
         num_steps: steps that have ended.
         refused: requests that could not be served, by row of the trace, and why.
@@ -113,20 +141,30 @@ class Recorder:
         self.block_size = block_size
         self.save_steps = save_steps
         self._lag = int(async_scheduling)
-        self._start_ps = int(trace.arrival_ps[0])
-        self._now_ps = self._start_ps
+        self.start_ps = int(trace.arrival_ps[0])
+        self.now_ps = self.start_ps
         self._first_served_ps = UNSET
         self._steps = Rows(_STEP_COLUMNS, "q")
         self._rare = Rows(_RARE_COLUMNS, "q")  # of the rows that have any
         self._runs = Rows(_RUN_COLUMNS, "d")  # of the rows of several steps
         self._row = 0  # of those not packed
+        self._num_packed = 0
+        self._first_tokens = Rows(_FIRST_TOKEN_COLUMNS, "q")
+        self._gaps = Rows(_GAP_COLUMNS, "q")  # between tokens, that are no step's duration
         self._requests = Rows(_REQUEST_COLUMNS, "q")
+        self._parts = (
+            self._steps,
+            self._rare,
+            self._runs,
+            self._first_tokens,
+            self._gaps,
+            self._requests,
+        )
         self.refused: dict[int, str] = {}
         self.names: list[tuple[str, ...]] = []
         self.held_after: list[int] = []
         self._waiting_ps = 0
         self._preempted_ps: dict[Request, int] = {}
-        self._gaps: Counter[int] = Counter()
 
     def on_refused(self, request: Request, reason: str) -> None:
         """Note a request that can never be served."""
@@ -135,7 +173,7 @@ class Recorder:
 
     def on_idle(self, until: int, stats: MemoryStats) -> None:
         """Note that nothing ran from the last step to *until* (ticks)."""
-        now_ps, until_ps = self._now_ps, until // TICKS_PER_PS
+        now_ps, until_ps = self.now_ps, until // TICKS_PER_PS
         if until_ps > now_ps:
             row = dict.fromkeys(_STEP_COLUMNS, 0) | {
                 "duration_ps": until_ps - now_ps,
@@ -146,8 +184,8 @@ class Recorder:
                 "external": stats.external,
             }
             self._steps.add(row.values())
+            self.now_ps = until_ps
             self._end_row()
-            self._now_ps = until_ps
 
     def on_step(
         self,
@@ -165,7 +203,7 @@ class Recorder:
         *end* in ticks; the counts and *stats* are those right after scheduling, *stats* with the
         memory of all steps of the run, *taken* what they took.
         """
-        step, start_ps, end_ps = self.num_steps, self._now_ps, _in_ps(end)
+        step, start_ps, end_ps = self.num_steps, self.now_ps, _in_ps(end)
         num_steps = times.num_steps
         _, live, reserved, internal, cached, _, external = stats
         chunks = output.batch.prefills
@@ -191,7 +229,7 @@ class Recorder:
                 external,
             )
         )
-        self._now_ps = end_ps
+        self.now_ps = end_ps
         self.num_steps = step + num_steps
         if num_steps > 1:
             self._on_run(times, taken)
@@ -248,28 +286,43 @@ class Recorder:
 
         ``kv_<state>_slots`` are time-weighted; of the other columns of slots, those of the end.
         """
-        step, now_ps = 0, self._start_ps
-        for steps, rare, runs in zip(
-            self._steps.chunks(), self._rare.chunks(), self._runs.chunks(), strict=True
-        ):
-            columns = dict(steps)
-            for name in _RARE_COLUMNS[1:]:
-                columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
-                columns[name][rare["row"]] = rare[name]
-            single = steps["num_steps"] == 1
-            for name in _RUN_COLUMNS:
-                columns[name] = np.zeros(len(single))
-                columns[name][steps["num_steps"] > 1] = runs[name]
-            columns["first_step_ps"][single] = steps["duration_ps"][single]
-            last_steps = step + np.cumsum(steps["num_steps"], dtype=np.int64)
-            ends = now_ps + np.cumsum(steps["duration_ps"], dtype=np.int64)
-            columns["step"], columns["start_ps"] = (
-                last_steps - steps["num_steps"],
-                ends - steps["duration_ps"],
-            )
-            if len(ends):
-                step, now_ps = int(last_steps[-1]), int(ends[-1])
-            yield columns | _slots(columns, self.capacity)
+        cursor = Cursor(self.start_ps)
+        for _ in range(self._num_packed + 1):
+            yield self.read(cursor)[0]
+
+    def read(self, cursor: "Cursor") -> tuple[Columns, Events]:
+        """Answer the step rows behind *cursor*, and move it there; nothing if there are none.
+
+        As `step_chunks`, each up to the end of its chunk, and what happened to single requests.
+        """
+        place, starts = cursor.place, cursor.starts
+        parts = [rows.chunk(place, start) for rows, start in zip(self._parts, starts, strict=True)]
+        for part in parts:
+            if "row" in part:
+                part["row"] = part["row"].astype(np.int64) - starts[0]
+        steps, rare, runs, first_tokens, gaps, requests = parts
+        columns = dict(steps)
+        for name in _RARE_COLUMNS[1:]:
+            columns[name] = np.zeros(len(steps["num_steps"]), dtype=rare[name].dtype)
+            columns[name][rare["row"]] = rare[name]
+        single = steps["num_steps"] == 1
+        for name in _RUN_COLUMNS:
+            columns[name] = np.zeros(len(single))
+            columns[name][steps["num_steps"] > 1] = runs[name]
+        columns["first_step_ps"][single] = steps["duration_ps"][single]
+        last_steps = cursor.step + np.cumsum(steps["num_steps"], dtype=np.int64)
+        ends = cursor.time_ps + np.cumsum(steps["duration_ps"], dtype=np.int64)
+        columns["step"], columns["start_ps"] = (
+            last_steps - steps["num_steps"],
+            ends - steps["duration_ps"],
+        )
+        if len(ends):
+            cursor.step, cursor.time_ps = int(last_steps[-1]), int(ends[-1])
+        for number, part in enumerate(parts):
+            starts[number] += len(next(iter(part.values())))
+        if place < self._num_packed:
+            cursor.place, cursor.starts = place + 1, [0] * len(parts)
+        return columns | mean_slots(columns, self.capacity), Events(first_tokens, gaps, requests)
 
     @property
     def totals(self) -> Totals:
@@ -278,12 +331,15 @@ class Recorder:
 
     def add_up(self, chunks: Iterable[Columns]) -> Totals:
         """Answer the sums over *chunks*, which are `step_chunks`."""
+        gaps: Counter[int] = Counter()
+        for chunk in self._gaps.chunks():
+            gaps.update(chunk["gap_ps"].tolist())
         return add_up(
             chunks,
             slot_states=SLOT_STATES,
-            extra_gaps=self._gaps,
+            extra_gaps=gaps,
             first_served_ps=self._first_served_ps,
-            duration_ps=self._now_ps - self._start_ps,
+            duration_ps=self.now_ps - self.start_ps,
             waiting_time=self._waiting_ps,
         )
 
@@ -291,7 +347,8 @@ class Recorder:
         self._row += 1
         if self._row == CHUNK_ROWS:
             self._row = 0
-            for rows in (self._steps, self._rare, self._runs, self._requests):
+            self._num_packed += 1
+            for rows in self._parts:
                 rows.pack()
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:
@@ -333,8 +390,9 @@ class Recorder:
         for request in output.sampled:
             if request.first_token_step == UNSET:
                 request.first_token_step, request.first_token_ps = token_step, end_ps
+                self._first_tokens.add((self._row, request.index, request.num_cached_tokens))
             else:
-                self._gaps[end_ps - request.last_token_ps] += 1
+                self._gaps.add((self._row, end_ps - request.last_token_ps))
 
     def _on_preempted(self, output: SchedulerOutput, step: int, start_ps: int) -> None:
         for request in output.preempted:
@@ -373,35 +431,3 @@ def _in_ps(ticks: int) -> int:
             f"expected at most {MAX_PS / PS_PER_S:.3g}: shorten --step-time"
         )
     return ps
-
-
-def _slots(rows: Columns, capacity: int) -> Columns:
-    """Answer the slots in each of `SLOT_STATES`, averaged over the time of each row.
-
-    *rows* have the slots at the end of a run. What was taken in step j of it was not held before;
-    every step writes one token a decoding request.
-    """
-    live, held, internal, cached, external = (
-        rows[name].astype(np.float64)
-        for name in ("live", "held_slots", "internal", "cached", "external")
-    )
-    n = rows["num_steps"].astype(np.float64)
-    first, increment = rows["first_step_ps"], rows["increment_ps"]
-    pairs = n * (n - 1) / 2
-    total = first * n + increment * pairs
-    # The sum over steps j of j times the time of step j.
-    first_moment = first * pairs + increment * pairs * (2 * n - 1) / 3
-    later = np.divide(first_moment, total, out=np.zeros(len(n)), where=n > 1)
-    live -= np.where(n > 1, rows["num_decodes"] * (n - 1 - later), 0)
-    held -= rows["held_taken"]
-    internal -= rows["internal_taken"]
-    cached += rows["cached_taken"]
-    values = (
-        live,
-        held - live - internal,
-        internal,
-        external,
-        cached,
-        capacity - held - cached - external,
-    )
-    return dict(zip(_SLOT_COLUMNS, values, strict=True))

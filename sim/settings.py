@@ -236,6 +236,8 @@ def convert(setting: Setting, given: Given) -> Any:
             f"{did_you_mean(str(value), setting.choices)}"
         )
     suffixes = ""
+    if setting.name == "speed" and isinstance(value, str):
+        value, suffixes = _float(value.removesuffix("x")), " (60x is 60)"
     if given.rank == FLAG_RANK and kind in (int, float) and isinstance(value, str):
         suffixes = " (1k is 1000, 1K is 1024)" if kind is int else ""
         value = _float(value) if kind is float else parse_whole(value.strip())

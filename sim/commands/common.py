@@ -4,12 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from sim.config import LoadConfig
+from sim.errors import ConfigError
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, read_config_file
 
@@ -35,6 +36,22 @@ def given_by(values: dict[str, Any], own: Collection[str] = ()) -> dict[str, Giv
             flag = name.replace("_", "-")
             given[name] = Given(value, FLAG_RANK, f"--no-{flag}" if value is False else f"--{flag}")
     return given
+
+
+def without_effect(given: Given, why: str, notes: list[str]) -> None:
+    """Refuse a setting that changes nothing if a flag gave it; add *why* to *notes* if a file did.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if given.rank == FLAG_RANK:
+        raise ConfigError(why)
+    notes.append(why)
+
+
+def is_on(value: object) -> bool:
+    """Answer whether a setting that is off by default is not; a port may be 0."""
+    return value is not None and value is not False
 
 
 def say(text: str) -> None:
@@ -64,11 +81,11 @@ def load_recorded(load: LoadConfig, notes: list[str]) -> "Trace":
     return trace
 
 
-def simulate(simulation: "Simulation", block_tables: TextIO | None = None) -> "RunResult":
+def simulate(simulation: "Simulation") -> "RunResult":
     """Run *simulation*, with a progress bar if it takes long."""
     result = simulation.result
     with progress(result.trace, result.config.label, result.recorder) as update:
-        return simulation.run(update, block_tables)
+        return simulation.run(update)
 
 
 @contextmanager

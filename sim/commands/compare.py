@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from sim.commands.common import given_by, load_trace, print_json, say, simulate
+from sim.commands.common import given_by, is_on, load_trace, print_json, say
+from sim.commands.watch import check_needs, watched
 from sim.comparison import comparison_report, comparison_rows
 from sim.errors import CapacityError, ConfigError
 from sim.kv_pool import kv_cache_lines
@@ -29,8 +30,11 @@ def compare(values: dict[str, Any]) -> int:
     notes: list[str] = []
     resolved = _compared(given, notes)
     output = resolved[0].output
-    if output.save_block_tables:
-        raise ConfigError("--save-block-tables is for kvsim run, which has one allocator")
+    for name in ("save_block_tables", "metrics_port", "openmetrics"):
+        if is_on(getattr(output, name)):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is for kvsim run, which has one allocator")
+    check_needs(given, resolved[0])
     trace = load_trace(resolved[0].run.load, notes + [n for each in resolved for n in each.notes])
     simulations, skipped = [], []
     for each in resolved:
@@ -45,11 +49,12 @@ def compare(values: dict[str, Any]) -> int:
         raise CapacityError("; ".join(skipped))
     folder = make_output_dir("kvsim-results" if output.output_dir is None else output.output_dir)
     summaries, run_folders = [], []
-    for simulation in simulations:
-        result = simulate(simulation)
-        summaries.append(summarize(result))
-        run_folders.append(make_output_dir(folder / result.config.label))
-        write_run(run_folders[-1], result, summaries[-1], output.format)
+    with watched(output) as watch:
+        for simulation in simulations:
+            result = watch.simulate(simulation)
+            summaries.append(summarize(result))
+            run_folders.append(make_output_dir(folder / result.config.label))
+            write_run(run_folders[-1], result, summaries[-1], output.format)
     rows = comparison_rows(summaries)
     files = write_comparison(folder, rows)
     if all(row["num_steps"] and row["duration"] for row in rows):

@@ -7,14 +7,15 @@ from typing import Any, TextIO
 
 import click
 
-from sim.commands.common import given_by, load_trace, print_json, simulate
+from sim.commands.common import given_by, load_trace, print_json, without_effect
+from sim.commands.watch import Watch, check_needs, watched
 from sim.config import OutputConfig
 from sim.errors import ConfigError
 from sim.files import atomic
 from sim.kv_pool import kv_cache_lines
 from sim.report import provenance, run_report
 from sim.results import make_output_dir, write_run
-from sim.settings import FLAG_RANK, resolve
+from sim.settings import Resolved, resolve
 from sim.simulation import Simulation
 from sim.summary import summarize
 
@@ -38,9 +39,16 @@ def run(values: dict[str, Any]) -> int:
         for setting in ("save_steps", "save_block_tables", "format"):
             if setting in given and given[setting].value is not False:
                 why = f"{given[setting].shown} needs a folder: add --output-dir DIR"
-                if given[setting].rank == FLAG_RANK:
-                    raise ConfigError(why)
-                resolved.notes.append(why)
+                without_effect(given[setting], why, resolved.notes)
+    check_needs(given, resolved)
+    with watched(output) as watch:
+        _run(resolved, watch)
+        watch.linger()
+    return 0
+
+
+def _run(resolved: Resolved, watch: Watch) -> None:
+    output = resolved.output
     trace = load_trace(resolved.run.load, resolved.notes)
     simulation = Simulation(
         resolved.run,
@@ -51,7 +59,7 @@ def run(values: dict[str, Any]) -> int:
     )
     folder = make_output_dir(output.output_dir) if output.output_dir is not None else None
     with _block_tables(folder, output) as block_tables:
-        result = simulate(simulation, block_tables)
+        result = watch.simulate(simulation, block_tables)
     if folder is not None and not output.save_block_tables:
         (folder / BLOCK_TABLES).unlink(missing_ok=True)  # an earlier run's
     summary = summarize(result)
@@ -63,7 +71,7 @@ def run(values: dict[str, Any]) -> int:
         click.echo(provenance([summary]))
         click.echo(kv_cache_lines(result.pool, resolved.run.model.max_model_len or 0))
         click.echo(run_report(summary))
-    return 0
+    watch.write(simulation)
 
 
 @contextmanager

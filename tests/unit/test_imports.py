@@ -13,7 +13,18 @@ from tests.conftest import REPOSITORY
 # Every module of sim with what it may import of sim, lowest first. A layer may import the layers
 # below it, and modules of its own layer.
 LAYERS = (
-    ("columns", "errors", "files", "config", "request", "tables", "gaps", "arrow", "goodput"),
+    (
+        "columns",
+        "errors",
+        "files",
+        "config",
+        "request",
+        "tables",
+        "gaps",
+        "arrow",
+        "goodput",
+        "slots",
+    ),
     ("hardware", "kv_layout", "kv_groups", "server_log", "plots"),
     ("model_spec",),
     ("hf_config",),
@@ -37,6 +48,7 @@ LAYERS = (
         "what_if",
         "block_map",
         "health",
+        "watch",
     ),
     ("advice", "advice_report"),
     ("commands",),
@@ -68,6 +80,7 @@ COMMANDS = {
         "advise",
         "report",
         "check",
+        "watch",
     )
 }
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
@@ -98,7 +111,13 @@ ONLY_IN = {
     "torch": set[str](),
     "triton": set[str](),
     "ray": {"sim/sweep/ray_cluster.py"},
-    "prometheus_client": {"sim/health/from_metrics.py"},
+    "rich": {"sim/watch/board.py", "sim/commands/watch.py"},
+    "prometheus_client": {
+        "sim/health/from_metrics.py",
+        "sim/watch/endpoint.py",
+        "sim/watch/families.py",
+        "sim/watch/openmetrics.py",
+    },
 }
 FILES = sorted(
     path.relative_to(REPOSITORY)
@@ -206,7 +225,19 @@ def test_who_prints_and_who_exits(path: Path) -> None:
     assert path.as_posix() in COMMANDS or not used & PRINTING
 
 
-HEAVY = {"numpy", "pyarrow", "pandas", "matplotlib", "scipy", "torch", "tqdm", "tabulate", "simpy"}
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "torch",
+    "tqdm",
+    "tabulate",
+    "simpy",
+    "rich",
+    "prometheus_client",
+}
 
 
 def _imported(*arguments: str) -> set[str]:

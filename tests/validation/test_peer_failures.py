@@ -468,6 +468,39 @@ SETTINGS: dict[str, list[Effect | Refused]] = {
     ],
     "single_step": [Effect(POOL, "", "--single-step", ("steps",))],
     "json": [Effect(POOL, "", "--json", ("stdout",))],
+    "live": [Refused("--no-live --speed 60x", 2, "has no effect without --live")],
+    "speed": [
+        Refused("--speed 60x", 2, "has no effect without --live or --metrics-port"),
+        Refused("--live --speed 0x", 2, "--speed: expected"),
+    ],
+    "metrics_port": [
+        Refused(f"{POOL} --metrics-port 0 --metrics-linger 0", 0, "served at http://127.0.0.1:"),
+        Refused("--metrics-port 65536", 2, "--metrics-port: expected"),
+        Refused("compare --metrics-port 0", 2, "is for kvsim run"),
+    ],
+    "metrics_host": [
+        Refused(
+            f"{POOL} --metrics-port 0 --metrics-linger 0 --metrics-host localhost",
+            0,
+            "served at http://localhost:",
+        ),
+        Refused("--metrics-host ::1", 2, "has no effect without --metrics-port"),
+    ],
+    "metrics_linger": [
+        Refused(f"{POOL} --metrics-port 0 --metrics-linger 0.01", 0, "for 0.01 s or until Ctrl-C"),
+        Refused("--metrics-linger inf", 2, "has no effect without --metrics-port"),
+    ],
+    "openmetrics": [
+        Refused("--openmetrics {out}/file", 1, "expected a file in a writable folder"),
+        Refused("compare --openmetrics file", 2, "is for kvsim run"),
+    ],
+    "openmetrics_interval": [
+        Refused("--openmetrics-interval 1", 2, "has no effect without --openmetrics"),
+        Refused("--openmetrics file --openmetrics-interval 0", 2, "--openmetrics-interval: expect"),
+    ],
+    "openmetrics_epoch": [
+        Refused("--openmetrics-epoch 1", 2, "has no effect without --openmetrics"),
+    ],
 }
 """Every setting: where it shows, and what is said where it cannot apply."""
 

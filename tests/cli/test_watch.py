@@ -1,0 +1,356 @@
+"""What ``--live``, ``--metrics-port``, ``--speed`` and ``--openmetrics`` show, and no more."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from sim.simulation import Simulation
+from sim.watch.endpoint import Endpoint, served
+from sim.watch.names import HISTOGRAMS, SCALARS
+from tests.cli.conftest import Kvsim
+from tests.conftest import REPOSITORY
+from tests.strategies import PREFIX, make_config, random_trace
+
+SMALL = ("--num-gpu-blocks-override", "21", "--max-model-len", "200", "--max-num-seqs", "6")
+FLAGS = (*SMALL, "--step-time", "linear:0.01,1e-4,1e-6")
+MODEL = {"model_name": "meta-llama/Llama-3.1-8B", "engine": "0"}
+Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def _values(families: list[Metric], **labels: str) -> Values:
+    """Answer every value by its name and the labels beside *labels*."""
+    return {
+        (sample.name, frozenset(sample.labels.items() - labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def _plain(values: Values, name: str, **labels: str) -> float:
+    return values[name, frozenset(labels.items())]
+
+
+def _scrape(address: str, accept: str = "") -> str:
+    request = urllib.request.Request(address, headers={"Accept": accept} if accept else {})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def _agrees(values: Values, summary: dict[str, float], folder: Path) -> None:
+    """Hold the last values of a run to its summary and its table of requests."""
+    counters = {
+        "vllm:prefix_cache_queries_total": "prefix_cache_queries",
+        "vllm:prefix_cache_hits_total": "prefix_cache_hits",
+        "vllm:num_preemptions_total": "num_preemptions",
+        "vllm:prompt_tokens_total": "total_input_tokens",
+        "vllm:generation_tokens_total": "total_output_tokens",
+        "vllm:e2e_request_latency_seconds_count": "completed",
+        "kvsim:allocation_refusals_total": "allocation_refusals",
+        "kvsim:recomputed_tokens_total": "recomputed_tokens",
+    }
+    for name, key in counters.items():
+        assert _plain(values, name) == summary[key] > 0, name
+    success = "vllm:request_success_total"
+    assert _plain(values, success, finished_reason="length") == summary["completed"]
+    assert _plain(values, success, finished_reason="abort") == 0
+    rows = pq.read_table(folder / "requests.parquet").to_pylist()
+    ttft = [row["first_token_time"] - row["arrival_time"] for row in rows]
+    assert _plain(values, "vllm:time_to_first_token_seconds_sum") == pytest.approx(sum(ttft))
+    for bound in ("0.02", "0.1", "0.5", "1.0", "+Inf"):
+        within = sum(round(seconds, 9) <= float(bound) for seconds in ttft)
+        assert _plain(values, "vllm:time_to_first_token_seconds_bucket", le=bound) == within
+    assert _plain(values, "vllm:num_requests_running") == 0
+    assert _plain(values, "vllm:kv_cache_usage_perc") == 0
+    last = max(row["finish_time"] for row in rows)
+    assert _plain(values, "kvsim:simulated_seconds") == pytest.approx(last)
+
+
+@contextlib.contextmanager
+def _process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", "import sys; from sim.cli import console; sys.exit(console())"]
+    process = subprocess.Popen(
+        [*command, *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_endpoint_agrees_with_the_tables_and_changes_nothing(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path
+) -> None:
+    run = ("run", "--trace", busy_trace, *FLAGS)
+    plain = kvsim(*run, "-o", tmp_path / "plain")
+    watching = ("--metrics-port", "0", "--metrics-linger", "inf", "--speed", "1000x")
+    with _process(*run, "-o", tmp_path / "watched", *watching) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        address = re.fullmatch(
+            r"note: metrics are served at (http://127.0.0.1:\d+/metrics)\n", said
+        )
+        assert address is not None, said
+        assert process.stderr.readline() == (
+            f"note: the last metrics stay at {address[1]} until Ctrl-C\n"
+        )
+        text = _scrape(address[1])
+        # What a Prometheus of 2023 asks for.
+        older = _scrape(address[1], "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, plain.out, "")
+    assert older == text
+    families = list(parse_text(text))
+    assert {family.name for family in families} >= {scalar.name for scalar in SCALARS}
+    assert {family.name for family in families if family.type == "histogram"} == set(HISTOGRAMS)
+    summary = json.loads((tmp_path / "watched" / "summary.json").read_bytes())
+    _agrees(_values(families, **MODEL), summary, tmp_path / "watched")
+    for name in ("requests.parquet", "steps.parquet", "summary.json", "manifest.json"):
+        expected = (tmp_path / "plain" / name).read_bytes()
+        assert (tmp_path / "watched" / name).read_bytes() == expected
+
+
+def test_scrapes_from_other_threads_see_whole_steps() -> None:
+    config = make_config(PREFIX, block_size=8, max_model_len=320, num_gpu_blocks_override=100)
+    trace = random_trace(seed=5, num_requests=60)
+    expected = Simulation(config, trace).run().recorder.totals
+    simulation = Simulation(config, trace)
+    endpoint = Endpoint()
+    scraped: list[Values] = []
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.is_set():
+            scraped.append(_values(list(endpoint.collect()), engine="0"))
+
+    assert list(endpoint.collect()) == []  # before there is a run
+    endpoint.attach(simulation.result)
+    threads = [threading.Thread(target=scrape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    simulation.run(endpoint.answer)
+    endpoint.finish(simulation.allocator.stats())
+    over.set()
+    for thread in threads:
+        thread.join()
+    model = {"model_name": config.model.model}
+    capacity = simulation.result.recorder.capacity
+    assert len(scraped) > 3
+    for values in scraped:
+        states = ("live", "reserved", "internal", "external", "cached", "free")
+        slots = [_plain(values, "kvsim:kv_slots", state=state, **model) for state in states]
+        assert sum(slots) == pytest.approx(capacity)
+        firsts = _plain(values, "vllm:time_to_first_token_seconds_count", **model)
+        gaps = _plain(values, "vllm:inter_token_latency_seconds_count", **model)
+        assert firsts + gaps == _plain(values, "vllm:generation_tokens_total", **model)
+    last = _values(list(endpoint.collect()), engine="0", **model)
+    assert _plain(last, "vllm:num_preemptions_total") == expected.num_preempted
+    assert simulation.result.recorder.totals.num_steps == expected.num_steps
+
+
+def _at(text: str, timestamp: str) -> list[Metric]:
+    """Answer the samples of one time, checked as a whole file.
+
+    The library's parser (0.23 to 0.26) drops all but the first bucket of later times.
+    """
+    lines = text.splitlines(keepends=True)
+    mine = [line for line in lines if line[0] == "#" or line.endswith(f" {timestamp}\n")]
+    families: list[Metric] = list(parse_openmetrics("".join(mine)))  # type: ignore[no-untyped-call]
+    return families
+
+
+def test_openmetrics(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "series", tmp_path / "out"
+    series = ("--openmetrics", file, "--openmetrics-interval", "0.25")
+    run = ("run", "--trace", busy_trace, *FLAGS, "-o", out, *series)
+    done = kvsim(*run, "--openmetrics-epoch", "1e9")
+    assert (done.code, done.err) == (0, "")
+    text = file.read_text()
+    assert text.endswith("\n# EOF\n")
+    assert text.count("# EOF") == 1
+    running = re.findall(r"(?m)^vllm:num_requests_running{.*} (\S+) (\S+)$", text)
+    stamps = [stamp for _, stamp in running]
+    families = [_at(text, stamp) for stamp in stamps]
+    assert all(family.samples for family in families[0])
+    summary = json.loads((out / "summary.json").read_bytes())
+    _agrees(_values(families[-1], **MODEL), summary, out)
+    times = [float(stamp) - 1e9 for stamp in stamps]
+    assert times[:-1] == pytest.approx([0.25 * place for place in range(len(times) - 1)])
+    assert times[-1] == pytest.approx(summary["duration"], abs=0.001)
+    steps = pq.read_table(out / "steps.parquet").to_pylist()
+    for time, (value, _) in zip(times[:-1], running, strict=False):
+        (row,) = (s for s in steps if s["time"] <= time < s["time"] + s["duration"])
+        assert float(value) == row["running"]
+    kvsim(*run, "--openmetrics-epoch", "1e9")
+    assert file.read_text() == text
+    kvsim(*run)
+    assert " 0.25\n" in file.read_text()
+
+
+def test_promtool_backfills_from_it(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool, of Prometheus")
+    file = tmp_path / "series"
+    kvsim("run", "--trace", busy_trace, *FLAGS, "--openmetrics", file)
+    command: list[str | Path] = ["promtool", "tsdb", "create-blocks-from", "openmetrics"]
+    command += [file, tmp_path / "blocks"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "NUM SERIES" in done.stdout
+
+
+def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "series"
+    file.write_text("older")
+    run = ("run", "--trace", busy_trace, *SMALL, "--step-time", "constant:10", "-o", tmp_path)
+    done = kvsim(*run, "--openmetrics", file, "--openmetrics-interval", "0.001")
+    assert done.code == 1
+    assert "--openmetrics-interval 0.001 makes more than 20,000 samples" in done.err
+    assert file.read_text() == "older"
+    assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_without_a_terminal_live_changes_nothing(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.plots.figures.write_comparison_charts", lambda *_: [])
+    flags = ("--trace", busy_trace, *SMALL, "--step-time", "constant:0.1", "-o", tmp_path / "out")
+    plain = kvsim(command, *flags)
+    assert kvsim(command, *flags, "--live") == plain
+
+
+def _in_terminal(*arguments: str | Path, interrupt: str = "") -> tuple[int, bytes, bytes]:
+    """Answer exit code, stdout and what a terminal on stderr receives.
+
+    *interrupt*: send SIGINT once the terminal has received this.
+    """
+    pty = pytest.importorskip("pty")
+    command = [sys.executable, "-c", "import sys; from sim.cli import console; sys.exit(console())"]
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen(
+        [*command, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while part := os.read(ours, 4096):
+                shown += part
+                if interrupt and interrupt.encode() in shown:
+                    process.send_signal(signal.SIGINT)
+                    interrupt = ""
+        os.close(ours)
+        out, _ = process.communicate(timeout=60)
+    return process.returncode, out, shown
+
+
+def test_the_board(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    run = ("run", "--trace", busy_trace, *FLAGS, "-o", tmp_path / "out")
+    plain = kvsim(*run)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    code, out, shown = _in_terminal(*run, "--live")
+    assert (code, out.decode()) == (0, plain.out)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == files
+    board = shown.decode()
+    summary = json.loads(files["summary.json"])
+    assert f"12 of 12 requests, {summary['duration']:,.1f} s simulated" in board
+    assert f"{summary['num_preemptions']} preemptions" in board
+    for label in ("KV usage", "failed allocations", "prefix hit rate"):
+        assert label in board
+    assert board.count("\x1b[?25l") == board.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_an_interrupted_board_gives_the_cursor_back(busy_trace: Path) -> None:
+    run = ("run", "--trace", busy_trace, *FLAGS, "--live", "--speed", "0.001x")
+    code, out, shown = _in_terminal(*run, interrupt="prefix hit rate")
+    assert (code, out) == (130, b"")
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+    assert shown.decode().endswith("\r\nkvsim: interrupted\r\n")
+
+
+def test_a_port_in_use(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = ("run", "--trace", busy_trace, *FLAGS, "-o", tmp_path / "out")
+        done = kvsim(*run, "--metrics-port", port)
+    assert done.code == 1
+    assert done.refusal == (
+        f"kvsim: --metrics-port {port}: Address already in use at 127.0.0.1; "
+        "expected a free port from 1024 on, and an address of this machine"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ("--speed 0x --live", 2, "--speed: expected a number, above 0"),
+        ("--speed fast --live", 2, "--speed: expected a number, above 0"),
+        ("--speed 60x", 2, "--speed 60x has no effect without --live or --metrics-port"),
+        ("--metrics-port 65536", 2, "--metrics-port: expected a whole number"),
+        ("--metrics-host ::1", 2, "--metrics-host ::1 has no effect without --metrics-port"),
+        ("--metrics-port 0 --metrics-host 203.0.113.1", 1, "at 203.0.113.1"),
+        ("--metrics-port 0 --metrics-linger -1", 2, "--metrics-linger: expected a number"),
+        ("--openmetrics nowhere/file", 1, "expected a file in a writable folder"),
+        ("--openmetrics .", 2, "--openmetrics . is a folder"),
+        ("--openmetrics /dev/null", 2, "--openmetrics /dev/null is no regular file"),
+        ("--openmetrics x --openmetrics-interval 0", 2, "--openmetrics-interval: expected"),
+    ],
+)
+def test_refused_before_the_run(kvsim: Kvsim, flags: str, code: int, said: str) -> None:
+    done = kvsim("run", *flags.split())
+    assert done.code == code
+    assert said in done.refusal
+
+
+def test_a_file_may_hold_what_has_no_effect(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('speed = "60x"\n')
+    done = kvsim("run", "--trace", busy_trace, *FLAGS, "--config", config)
+    assert done.code == 0
+    assert len(done.notes) == 1
+    assert "has no effect without --live or --metrics-port" in done.notes[0]
+
+
+def test_names_are_those_of_vllm() -> None:
+    lines = (REPOSITORY / "tests" / "data" / "vllm_metric_names.txt").read_text().splitlines()
+    known = {line.split()[0]: line.split()[1:] for line in lines if not line.startswith("#")}
+    ours = {
+        **{
+            scalar.name: [scalar.kind, *([scalar.label] if scalar.label else [])]
+            for scalar in SCALARS
+        },
+        **{name: ["histogram"] for name in HISTOGRAMS},
+    }
+    for name, kind in ours.items():
+        assert name.startswith("kvsim:") or known[name] == kind
+
+
+def test_any_address_of_the_machine() -> None:
+    with served(Endpoint(), "localhost", 0) as address:
+        assert _scrape(address) == ""
