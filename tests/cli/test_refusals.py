@@ -114,7 +114,7 @@ def test_run(kvsim: Kvsim, flags: list[str], code: int, parts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["a command is missing", "compare, plot, run, sweep, tables"]),
+        ([], ["a command is missing", "plot, report, run, sweep, tables"]),
         (["rum"], ["unknown command 'rum'; did you mean 'run'?"]),
         (["compair", "--allocator", "paged"], ["unknown command 'compair'", "mean 'compare'?"]),
         (["--nonsense"], ["--nonsense"]),
