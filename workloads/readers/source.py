@@ -207,8 +207,9 @@ class Source:
         for data in self._blocks(start):
             cut = data.rfind(b"\n")
             if cut >= 0:
-                lines = b"".join([*parts, data[:cut]]).split(b"\n")
-                yield from self._numbered(end, lines)
+                text = b"".join([*parts, data[:cut]])
+                lines = text.split(b"\n")
+                yield from self._numbered(end, lines, is_ascii=text.isascii())
                 end += len(lines)
                 parts, size = [], 0
             parts.append(data[cut + 1 :])
@@ -218,9 +219,9 @@ class Source:
                 raise TraceError(
                     f"line of more than {MAX_ITEM_BYTES:,} bytes: expected one request a line"
                 )
-        yield from self._numbered(end, [b"".join(parts)])
+        yield from self._numbered(end, [b"".join(parts)], is_ascii=False)
 
-    def _numbered(self, end: int, lines: list[bytes]) -> Iterator[Chunk]:
+    def _numbered(self, end: int, lines: list[bytes], *, is_ascii: bool) -> Iterator[Chunk]:
         """Yield *lines*, which come after line *end*, as a chunk if they are not all blank."""
         texts = list(map(bytes.strip, lines))
         numbers: Sequence[int] = range(end + 1, end + 1 + len(texts))
@@ -228,7 +229,8 @@ class Source:
             numbers = [number for number, text in zip(numbers, texts, strict=True) if text]
             texts = [text for text in texts if text]
         if texts:
-            self._check_text(numbers, texts)
+            if not is_ascii:
+                self._check_text(numbers, texts)
             yield numbers, texts
 
     def _check_text(self, numbers: Sequence[int], texts: list[bytes]) -> None:

@@ -131,6 +131,8 @@ class _Reader:
             if not good.all():
                 row = int(np.argmin(good))
                 self._refuse_value(numbers[row], texts[row], name)
+        if isinstance(numbers, range):  # which NumPy would walk through
+            return Columns(np.arange(numbers.start, numbers.stop), values)
         return Columns(np.array(numbers, dtype=np.int64), values)
 
     def _refuse(self, numbers: Sequence[int], texts: list[bytes]) -> None:
