@@ -139,9 +139,9 @@ def _commands(
 
 
 def _vllm(final: Setup, values: Mapping[str, Any]) -> str | None:
-    """Answer the command line of vLLM; None where it has no such allocator."""
+    """Answer the command line of vLLM; None where it has no such allocator or batching."""
     allocator = final.config.cache.allocator
-    if allocator == "contiguous":
+    if allocator == "contiguous" or final.config.scheduler.batching == "static":
         return None
     flags = {name: values[name] for name in OF_VLLM if name in values}
     flags["enable_prefix_caching"] = allocator == "prefix"
