@@ -137,6 +137,7 @@ def test_replicas(kvsim: Kvsim, chats: Path) -> None:
     assert found["replicas"] > 1
     assert f"--data-parallel-size {found['replicas']}" in found["commands"]["vllm"]
     assert f"kvsim trace sample --every {found['replicas']}" in found["commands"]["kvsim"]
+    assert f"--request-rate {40 / found['replicas']}" in found["commands"]["kvsim"]
 
 
 def test_a_model_that_does_not_fit_gets_what_makes_it_fit(kvsim: Kvsim, chats: Path) -> None:
