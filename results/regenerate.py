@@ -164,19 +164,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--figures", action="store_true", help="only draw")
     given = parser.parse_args()
+    parts = claims.found()
+    for name in given.names:
+        if name not in {*known, *parts}:
+            parser.error(f"no experiment {name}; expected {', '.join([*known, *parts])}")
     for name in given.names or known:
-        if name in OTHERS:
+        if name in parts:
+            claims.regenerate([name], figures=given.figures)
+        elif name in OTHERS:
             OTHERS[name](figures=given.figures)
-        elif name in CHARTS:
+        else:
             if not given.figures:
                 run_sweep(HERE / name)
             draw(name)
-        elif name not in claims.found():
-            known += claims.found()
-            parser.error(f"no experiment {name}; expected {', '.join(known)}")
-    parts = [name for name in given.names if name in claims.found()]
-    if parts:
-        claims.regenerate(parts, figures=given.figures)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 `answer_of` is what a report, a notebook or an experiment needs: every figure of every step.
 """
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -129,6 +130,10 @@ def _commands(
         mine["placement"] = "buddy"
     if start.load.trace is not None:  # else the shipped one's own
         mine.setdefault("max_model_len", flat["max_model_len"])
+    if mine.get("request_rate") is not None:  # of all replicas, as is the other
+        mine["request_rate"] /= final.replicas
+    if mine.get("max_concurrency") is not None:
+        mine["max_concurrency"] = math.ceil(mine["max_concurrency"] / final.replicas)
     kvsim = shlex.join(["kvsim", "run", *_flags(mine)])
     if final.replicas > 1:
         kvsim += (
@@ -139,9 +144,9 @@ def _commands(
 
 
 def _vllm(final: Setup, values: Mapping[str, Any]) -> str | None:
-    """Answer the command line of vLLM; None where it has no such allocator."""
+    """Answer the command line of vLLM; None where it has no such allocator or batching."""
     allocator = final.config.cache.allocator
-    if allocator == "contiguous":
+    if allocator == "contiguous" or final.config.scheduler.batching == "static":
         return None
     flags = {name: values[name] for name in OF_VLLM if name in values}
     flags["enable_prefix_caching"] = allocator == "prefix"

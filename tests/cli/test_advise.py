@@ -124,6 +124,12 @@ def test_vllm_s_command_line(kvsim: Kvsim, chats: Path) -> None:
     assert set(OF_VLLM) <= {setting.name for setting in settings()}
 
 
+def test_static_batching_has_no_vllm_command(kvsim: Kvsim, chats: Path) -> None:
+    commands = advise(kvsim, "--trace", chats, "--batching", "static")["commands"]
+    assert "--batching static" in commands["kvsim"]
+    assert commands["vllm"] is None
+
+
 def test_replicas(kvsim: Kvsim, chats: Path) -> None:
     """Long prompts on cards without NVLink: two engines do better than one on both."""
     flags = ("--gpu", "L40S", "--request-rate", "40", "--goodput", "ttft:300 tpot:60")
@@ -131,6 +137,7 @@ def test_replicas(kvsim: Kvsim, chats: Path) -> None:
     assert found["replicas"] > 1
     assert f"--data-parallel-size {found['replicas']}" in found["commands"]["vllm"]
     assert f"kvsim trace sample --every {found['replicas']}" in found["commands"]["kvsim"]
+    assert f"--request-rate {40 / found['replicas']}" in found["commands"]["kvsim"]
 
 
 def test_a_model_that_does_not_fit_gets_what_makes_it_fit(kvsim: Kvsim, chats: Path) -> None:

@@ -5,10 +5,12 @@ A change here is explained in CHANGELOG.md, and the experiments are made again
 """
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
+import regenerate
 from tests.experiments import RESULTS, changes_of_cell
 
 CELLS: dict[str, dict[str, object]] = {
@@ -42,3 +44,14 @@ def test_committed_traces_are_as_made() -> None:
     assert {path.name for path in (RESULTS / "traces").iterdir()} == set(made["TRACES"])
     for name in made["TRACES"]:
         assert (RESULTS / "traces" / name).read_text() == made["make"](name), name
+
+
+def test_nothing_is_made_where_a_name_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(regenerate, "draw", pytest.fail)
+    monkeypatch.setattr(sys, "argv", ["regenerate.py", "--figures", "block_size", "c5"])
+    with pytest.raises(SystemExit) as stopped:
+        regenerate.main()
+    assert stopped.value.code == 2
+    assert "no experiment c5; expected block_size, " in capsys.readouterr().err

@@ -141,3 +141,63 @@ def test_the_share_of_live_slots_is_the_workloads() -> None:
     rows = [row for row in _rows("summary.csv") if row["quantity"] == "live / (live + reserved)"]
     assert len(rows) == 3
     assert all(float(row["ours"]) == pytest.approx(0.60, abs=0.01) for row in rows)
+
+
+def test_the_summary_is_that_of_the_runs(paper: ModuleType) -> None:
+    """Figures 2, 13, 12 and 16 are worked out from the files of the runs, whose test is above."""
+    measures = ("running", "live", "reserved", "internal", "external")
+    runs = {
+        ("occupancy", row["change"], row["load"], row["system"], row["seed"]): {
+            measure: float(row[measure]) for measure in measures
+        }
+        for row in _rows("runs.csv")
+    }
+    curves: dict[tuple[Any, ...], dict[float, float]] = {}
+    for row in _rows("curves.csv"):
+        prefix = int(row["prefix_tokens"])
+        name = ("prefix", prefix) if prefix else ("curve", row["model"])
+        tried = curves.setdefault((*name, row["system"]), {})
+        tried[float(row["request_rate"])] = float(row["normalized_latency_s"])
+    found = {
+        name: paper.Curve(
+            tried,
+            {
+                level: max(rate for rate, latency in tried.items() if latency <= level)
+                for level in paper.LEVELS
+            },
+        )
+        for name, tried in curves.items()
+    }
+    rows = [*paper.figures_2_and_13(runs), *paper.ratios(found)]
+    old = {(row["figure"], row["variant"], row["quantity"]): row for row in _rows("summary.csv")}
+    for row in rows:
+        was = old[row.figure, row.variant, row.quantity]
+        assert float(was["ours"]) == pytest.approx(row.ours, rel=1e-8), row
+        assert was["met"] == row.cells()["met"], row
+
+
+def test_the_tables_for_readers_say_what_the_summary_says() -> None:
+    """The README's headline, and the table beside the paper's figures: every number of ours."""
+    ours = {
+        (row["figure"], row["variant"], row["quantity"]): float(row["ours"])
+        for row in _rows("summary.csv")
+    }
+    page = (RESULTS / "paper" / "README.md").read_text()
+    headline = (REPOSITORY / "README.md").read_text()
+    running, load = f"batched requests, {SHAREGPT}", "rate of vLLM / rate of {}, 0.5 s a token"
+    live = [ours["Fig. 2", system, "live (% of slots)"] for system in SYSTEMS]
+    batched = [ours["Fig. 13", system, running] for system in SYSTEMS]
+    for share, batch in zip(live, batched, strict=True):
+        assert f"/ {share:.1f} |" in headline
+        assert f"/ {batch:.2f} |" in headline
+    for states in ("live", "reserved", "internal", "external"):
+        name = f"{states} (% of slots)"
+        shown = ", ".join(f"{ours['Fig. 2', s, name]:.1f}" for s in SYSTEMS[:3])
+        assert shown.replace(", 0.0", ", 0") in page, states
+    for other in ("Orca (Oracle)", "Orca (Max)"):
+        ratios = [ours["Fig. 12", f"OPT-{n}", load.format(other)] for n in ("13B", "66B", "175B")]
+        assert ", ".join(f"{ratio:.2f}" for ratio in ratios) in page
+        assert f"/ {ratios[0]:.1f} times" in headline
+    for load_name in (SHAREGPT, ALPACA):
+        three = [ours["Fig. 13", s, f"batched requests, {load_name}"] for s in SYSTEMS]
+        assert ", ".join(f"{batch:.2f}" for batch in three[:3]) + f"; {three[3]:.2f}" in page

@@ -3,7 +3,7 @@
 All four pairs: static batching with reservations (FasterTransformer), continuous with reservations
 (Orca, with chunks), static with paging (nobody), continuous with paging (vLLM). Gains are of
 output throughput over the first. *Multiply*: the joint gain is the product of the single ones, or
-more. *1 + 1 > 2*: it is more than their sum. Static batching is made too fast here: no padding.
+more. *1 + 1 > 2*: it adds more than the two add. Static batching is made too fast here: no padding.
 The paper has vLLM at up to 22 times the load of FasterTransformer (ShareGPT, other models).
 """
 
@@ -58,7 +58,7 @@ def judge(frame: pd.DataFrame) -> Verdict:
         outcome,
         f"Gain of paging alone and continuous batching alone: {shown}: "
         f"{100 * product.min():.0f} to {100 * product.max():.0f} % of the product, "
-        f"{100 * total.min():.0f} to {100 * total.max():.0f} % of the sum",
+        f"{100 * total.min():.0f} to {100 * total.max():.0f} % of 1 plus what each adds",
         "both, as every server today; of a claimed gain ask which one was there before",
     )
 
