@@ -108,7 +108,8 @@ class PoolMap {
 
   fit() {
     const ratio = (this.ratio = window.devicePixelRatio || 1);
-    const width = Math.floor(this.canvas.parentElement.clientWidth * ratio) - 2;
+    const column = parseFloat(getComputedStyle(this.canvas.parentElement).gridTemplateColumns);
+    const width = Math.floor(column * ratio) - 2;
     const num = this.film.numSquares;
     if (this.inDetail) {
       const wanted = num <= 16 ? 4 : num <= 64 ? 8 : 16;
@@ -116,7 +117,8 @@ class PoolMap {
       this.width = Math.floor(width / this.columns);
       this.height = Math.round(54 * ratio);
     } else {
-      const tall = width / ratio > 330 ? 0.75 : 1.8; // wide ones are under each other, as on a phone
+      // Wide ones are alone, or under each other as on a phone.
+      const tall = width / ratio > 600 ? 0.45 : width / ratio > 330 ? 0.75 : 2.1;
       let side = Math.max(1, Math.floor(Math.sqrt((width * width * tall) / num)));
       while (side > 1 && Math.floor(width / side) * Math.floor((width * tall) / side) < num) side--;
       this.width = this.height = side;

@@ -48,6 +48,7 @@ class Panel {
     this.map = new PoolMap(this.film, this.canvas);
     this.bar = make("canvas", { class: "bar", "aria-hidden": "true" });
     this.counts = make("p", { class: "counts" });
+    this.verdict = make("p", { class: "verdict" });
     this.says = make("p", { class: "says" });
     this.cells = {};
     const rows = ["live", "shared", ...SLOT_STATES.slice(1)].map((name) => {
@@ -56,7 +57,7 @@ class Panel {
       return make("tr", {}, make("th", { scope: "row" }, label), this.cells[name]);
     });
     this.element = make("article", { class: "panel", "data-allocator": run.label },
-      make("h3", {}, lineSample(run), run.label), this.counts, this.bar, this.canvas, this.says,
+      make("h3", {}, lineSample(run), run.label), this.counts, this.verdict, this.bar, this.canvas, this.says,
       make("table", { class: "states" }, make("tbody", {}, ...rows)));
     this.canvas.addEventListener("pointermove", (event) => this.onPoint(event, false));
     this.canvas.addEventListener("pointerleave", () => state.pinned || hideTip());
@@ -80,9 +81,10 @@ class Panel {
     this.put("shared", film.shareOf);
     this.counts.replaceChildren(make("b", { "data-count": "running" }, count(film.running[frame])), " running, ",
       make("span", { "data-count": "waiting" }, count(film.waiting[frame])), " waiting");
-    const words = this.words(frame);
-    this.says.replaceChildren(...words);
-    this.canvas.setAttribute("aria-label", `Map of ${film.label}: ${this.says.textContent}`);
+    this.verdict.textContent = film.ended(frame) ? `Finished at ${seconds(film.end)}` : `Wastes ${amount(film.wasted(frame))} now`;
+    this.verdict.classList.toggle("bad", !film.ended(frame) && film.wasted(frame) >= 0.05);
+    this.says.textContent = this.words(frame);
+    this.canvas.setAttribute("aria-label", `Map of ${film.label}: ${this.verdict.textContent}. ${this.says.textContent}`);
     this.draw();
   }
 
@@ -95,19 +97,15 @@ class Panel {
   words(frame) {
     const { film } = this;
     if (film.ended(frame)) {
-      const kept = film.cached[frame] > 0;
-      return [`Finished at ${seconds(film.end)}. Nobody holds memory${kept ? "; prefixes stay cached" : ""}.`];
+      return `Nobody holds memory${film.cached[frame] > 0 ? "; prefixes stay cached" : ""}.`;
     }
-    const wasted = film.wasted(frame);
-    const parts = [];
-    if (film.internal[frame]) parts.push(`${percent(film.share("internal", frame))} is reserved and never written`);
-    if (film.external[frame]) parts.push(`${percent(film.share("external", frame))} is in holes that fit nobody`);
-    const words = [make("b", wasted >= 0.05 ? { class: "bad" } : {}, `Wastes ${amount(wasted)} now`)];
-    words.push(parts.length && wasted >= 0.05 ? `: ${parts.join(", ")}.` : ".");
-    if (film.share("reserved", frame) >= 0.05) words.push(` ${percent(film.share("reserved", frame))} is kept for tokens to come.`);
-    if (film.shareOf >= film.capacity / 2000) words.push(` ${percent((100 * film.shareOf) / film.capacity)} is prefixes that several share.`);
-    if (film.share("cached", frame) >= 0.05) words.push(` ${percent(film.share("cached", frame))} is cached, free for the taking.`);
-    return words;
+    return [
+      [film.share("internal", frame), "is reserved and never written"],
+      [film.share("external", frame), "is in holes that fit nobody"],
+      [film.share("reserved", frame), "is kept for tokens to come"],
+      [(100 * film.shareOf) / film.capacity, "is prefixes that several share"],
+      [film.share("cached", frame), "is cached, free for the taking"],
+    ].filter(([share]) => share >= 0.05).map(([share, what]) => `${percent(share)} ${what}.`).join(" ");
   }
 
   fit() {
@@ -192,8 +190,9 @@ function ownerWords(film, owner, place, what) {
   }
   const holders = film.holdersOf(place);
   if (holders.length > 1) {
-    const names = holders.slice(0, 5).map((number) => data.requests[tenancyRequest(film, number)]);
-    parts.push(make("p", {}, `${what} is shared by ${holders.length} requests: ${names.join(", ")}${holders.length > 5 ? " and others" : ""}.`));
+    const names = holders.slice(0, 5).flatMap((number, place) => // no name turns the others around
+      [place ? ", " : "", make("bdi", {}, data.requests[film.tenancies[number].request])]);
+    parts.push(make("p", {}, `${what} is shared by ${holders.length} requests: `, ...names, holders.length > 5 ? " and others." : "."));
   } else {
     const from = film.order[place] * film.unit;
     const here = Math.min(Math.max(computed - from, 0), film.unit);
@@ -206,10 +205,6 @@ function ownerWords(film, owner, place, what) {
     make("span", from + number === here ? { class: "here" } : {}, `${from + number} → ${each + film.first}`));
   parts.push(make("div", { class: "table" }, ...(from ? ["… "] : []), ...shown, ...(from + MAX_IN_TABLE < table.length ? [" …"] : [])));
   return parts;
-}
-
-function tenancyRequest(film, number) {
-  return film.tenancies[number].request;
 }
 
 function hideTip() {
@@ -233,8 +228,10 @@ function headline(frame) {
   const time = seconds(data.times[frame]);
   if (!running.length) return [`At ${time} all is done.`];
   const worst = running.reduce((one, other) => (other.wasted(frame) > one.wasted(frame) ? other : one));
-  const best = running.reduce((one, other) => (other.wasted(frame) < one.wasted(frame) - 0.05 ||
-    (other.wasted(frame) < one.wasted(frame) + 0.05 && other.running[frame] > one.running[frame]) ? other : one));
+  // Of those that waste next to the least, who serves most, and then who wastes less.
+  const least = Math.min(...running.map((film) => film.wasted(frame)));
+  const best = running.filter((film) => film.wasted(frame) < least + 0.1).reduce((one, other) =>
+    (other.running[frame] - one.running[frame] || one.wasted(frame) - other.wasted(frame)) >= 0 ? other : one);
   const serves = (film) => `${count(film.running[frame])} ${film.running[frame] === 1 ? "request" : "requests"}`;
   const words = [`At ${time} ${worst.label} `, make(worst.wasted(frame) >= 0.05 ? "b" : "em", {}, `wastes ${amount(worst.wasted(frame))}`),
     ` of its memory and serves ${serves(worst)}`];
@@ -336,9 +333,9 @@ $("panels").append(...panels.map((panel) => panel.element));
 $("panels").classList.toggle("one", panels.length === 1);
 $("series").append(...graphs.map((graph) => graph.element));
 $("time").max = last;
-$("grain").textContent = `One square is ${data.grain === data.block_size ? "one block" : `${data.grain / data.block_size} blocks`} ` +
-  `of ${data.block_size === data.grain ? count(data.grain) + " tokens" : count(data.block_size) + " tokens: " + count(data.grain) + " tokens"}` +
-  `, in the order of addresses. ${data.grain > 1 && panels[0].film.numSquares > MAX_IN_DETAIL ? "It has the look of most of its slots. " : ""}` +
+const tokens = (number) => `${count(number)} ${number === 1 ? "token" : "tokens"}`;
+$("grain").textContent = `One square is ${data.grain === data.block_size ? "one block of " : `${data.grain / data.block_size} blocks of ` +
+  `${tokens(data.block_size)}: `}${tokens(data.grain)}, in the order of addresses. ${data.grain > 1 && panels[0].film.numSquares > MAX_IN_DETAIL ? "It has the look of most of its slots. " : ""}` +
   `${data.of_steps ? "Every step has a frame." : `Frames are ${seconds(data.times[1] - data.times[0])} apart.`}`;
 $("names").append(...data.requests.slice(0, 2000).map((name) => make("option", { value: name })));
 $("play").addEventListener("click", () => play(!state.playing));

@@ -42,7 +42,8 @@ def make_page(
     parts = {
         "TITLE": html.escape(title),
         "FACTS": html.escape(
-            f"{first['num_prompts']:,} requests, {first['kv_cache_slots']:,} KV slots, block size "
+            f"{first['num_prompts']:,} {'request' if first['num_prompts'] == 1 else 'requests'}, "
+            f"{first['kv_cache_slots']:,} KV slots, block size "
             f"{first['block_size']}, times {first['timing_provenance'] or 'without a source'}"
         ),
         "TABLES": "".join(_table(table) for table in comparison_tables(rows)),

@@ -34,6 +34,10 @@ def report(values: dict[str, Any]) -> int:
     results, finished = read_finished(folder, given)
     path = Path(values["output"]) if values["output"] is not None else folder / "report.html"
     check_output_file(path, (".html", ".htm"), "--output")
+    for trace in (run.simulation.result.config.load.trace for run in finished):
+        read = given["trace"].value if "trace" in given else trace
+        if read is not None and path.exists() and path.samefile(read):
+            raise ConfigError(f"--output {plain(str(path))} is the trace: expected another file")
     data = take_movie(finished, _simulate)
     summaries = [run.files.summary for run in finished]
     page = make_page(summaries, data, draw_charts(results))

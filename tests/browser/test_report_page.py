@@ -104,7 +104,7 @@ def _shown(chrome: Chrome) -> list[dict[str, Any]]:
             allocator: panel.dataset.allocator,
             running: panel.querySelector('[data-count=running]').textContent,
             waiting: panel.querySelector('[data-count=waiting]').textContent,
-            says: panel.querySelector('.says').textContent,
+            verdict: panel.querySelector('.verdict').textContent,
             percent: Object.fromEntries([...panel.querySelectorAll('[data-state]')].map(
                 (cell) => [cell.dataset.state, cell.textContent])),
             slots: Object.fromEntries([...panel.querySelectorAll('[data-state]')].map(
@@ -151,7 +151,7 @@ def test_the_slider_moves_all_panels_and_cursors(chrome: Chrome, compared: Path)
     assert len(at_first) == 3
     assert all(float(x) < float(y) for x, y in zip(at_first, then, strict=True))
     _slide(chrome, 299)
-    assert all(panel["says"].startswith("Finished at") for panel in _shown(chrome))
+    assert all(panel["verdict"].startswith("Finished at") for panel in _shown(chrome))
 
 
 def test_numbers_are_those_of_the_tables(chrome: Chrome, small: Path) -> None:
@@ -166,7 +166,7 @@ def test_numbers_are_those_of_the_tables(chrome: Chrome, small: Path) -> None:
             continue
         _slide(chrome, frame)
         (panel,) = _shown(chrome)
-        if "Finished" in panel["says"]:
+        if "Finished" in panel["verdict"]:
             continue
         checked += 1
         assert (panel["running"], panel["waiting"]) == (str(row["running"]), str(row["waiting"]))
@@ -201,6 +201,31 @@ def test_the_squares_add_up_to_the_numbers(
         return wrong""",
     )
     assert wrong == []
+
+
+def test_the_headline_names_the_least_waste(chrome: Chrome, compared: Path) -> None:
+    _open(chrome, compared)
+    wrong = _do(
+        chrome,
+        """const wrong = [];
+        for (let frame = 0; frame < last; frame++) {
+          const films = panels.map(({ film }) => film).filter((film) => !film.ended(frame));
+          if (films.length < 2) continue;
+          show(frame);
+          const named = document.querySelector('#headline em:last-of-type').textContent;
+          const best = films.find((film) => named.startsWith(film.label + ' '));
+          for (const film of films) {
+            const [ours, theirs] = [best.wasted(frame), film.wasted(frame)];
+            const [few, many] = [best.running[frame], film.running[frame]];
+            if (ours > theirs + 0.1 || (ours > theirs && few <= many)) wrong.push([frame, named]);
+          }
+        }
+        return wrong""",
+    )
+    assert wrong == []
+    _do(chrome, "show(nearest(61))")
+    headline = _do(chrome, "return document.getElementById('headline').textContent")
+    assert "prefix wastes under" in headline, "it serves most, and what it wastes is next to none"
 
 
 def test_the_keyboard_moves_time(chrome: Chrome, compared: Path) -> None:

@@ -178,6 +178,18 @@ def test_outputs_that_cannot_be_written(kvsim: Kvsim, ran: Path, tmp_path: Path)
     assert "No such file or directory; expected a file in a writable folder" in refusal
 
 
+def test_the_trace_is_not_written_over(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.html"
+    shutil.copy(busy_trace, trace)
+    before = trace.read_bytes()
+    assert kvsim("run", "--trace", trace, *SMALL, "-o", tmp_path / "out").code == 0
+    for moved in ((), ("--trace", trace)):
+        outcome = kvsim("report", tmp_path / "out", *moved, "-o", trace)
+        assert outcome.code == 2
+        assert "is the trace: expected another file" in outcome.err
+    assert trace.read_bytes() == before
+
+
 def test_flags_without_effect(kvsim: Kvsim, tmp_path: Path) -> None:
     flags = ("--step-time", "constant:0.05", "-o", tmp_path / "out")
     assert kvsim("run", *flags).code == 0
