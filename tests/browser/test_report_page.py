@@ -18,8 +18,10 @@ from sim.columns import SLOT_STATES
 
 pytest.importorskip("selenium", reason="pip install '.[browser]'")
 
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -84,8 +86,13 @@ def chrome() -> Iterator[Chrome]:
 def _open(chrome: Chrome, folder: Path, width: int = 1400) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    chrome.get((folder / "report.html").as_uri())
-    assert _do(chrome, "return panels.length") > 0
+    address = (folder / "report.html").as_uri()
+    chrome.get(address)
+    # The driver may answer once more for the page before.
+    ready = "return location.href === arguments[0] && panels.length > 0"
+    WebDriverWait(chrome, 30, ignored_exceptions=[JavascriptException]).until(
+        lambda _: _do(chrome, ready, address)
+    )
 
 
 def _do(chrome: Chrome, script: str, *arguments: Any) -> Any:
