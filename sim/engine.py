@@ -30,7 +30,7 @@ class EngineStuckError(RuntimeError):
     """Requests wait, none runs, none can be admitted: an allocator breaks its contract."""
 
 
-class Watch(Protocol):
+class Camera(Protocol):
     """Looks at the run at instants of its own choosing.
 
     Attributes:
@@ -58,7 +58,7 @@ class Engine:
         save_names: tell the recorder who was in every step; implies *single_step*.
         on_scheduled: called with what each step decided, before it runs.
         on_step: called after each step or run of steps.
-        watch: told of every step or run of steps as it is scheduled.
+        camera: told of every step or run of steps as it is scheduled.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Engine:
         save_names: bool = False,
         on_scheduled: Callable[[SchedulerOutput], None] | None = None,
         on_step: Callable[[], None] | None = None,
-        watch: Watch | None = None,
+        camera: Camera | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._allocator = allocator
@@ -83,7 +83,7 @@ class Engine:
         self._save_names = save_names
         self._on_scheduled = on_scheduled
         self._on_step = on_step
-        self._watch = watch
+        self._camera = camera
         self._clients = clients
         self._is_async = scheduler.is_async
         self._clock = 0  # when the next step starts
@@ -114,8 +114,8 @@ class Engine:
                     continue  # all refused
             if was_idle:  # told only now: idle time after the last step is nobody's
                 recorder.on_idle(self._clock, allocator.stats())
-                if self._watch is not None:
-                    self._watch.look(self._clock, 0, 0)
+                if self._camera is not None:
+                    self._camera.look(self._clock, 0, 0)
             was_idle = self._step(max_steps)
 
     def _take_arrivals(self) -> None:
@@ -137,8 +137,8 @@ class Engine:
         times = self._times(output)
         start = self._clock
         self._clock += times.total
-        if self._watch is not None:
-            self._watch.look(self._clock, num_running, num_waiting, output)
+        if self._camera is not None:
+            self._camera.look(self._clock, num_running, num_waiting, output)
         self._call = self._clock - times.last if self._is_async else self._clock
         finished = scheduler.update_from_output(output)
         recorder.on_step(
@@ -174,8 +174,8 @@ class Engine:
             num_steps = min(num_steps, (line.max_context - context) // num_decodes + 1)
         first = line.fixed + line.per_context * context
         increment = line.per_context * num_decodes
-        if self._watch is not None and self._watch.next_at < NEVER:
-            left = self._watch.next_at + 1 - self._clock
+        if self._camera is not None and self._camera.next_at < NEVER:
+            left = self._camera.next_at + 1 - self._clock
             num_steps = min(num_steps, steps_until(left, first, increment))
         next_arrival = self._clients.next_arrival
         if next_arrival == NEVER or not scheduler.admits_arrivals:

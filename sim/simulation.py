@@ -10,7 +10,7 @@ from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocator, HasBlockTables
 from sim.clients import make_clients
 from sim.config import RunConfig
-from sim.engine import Engine, Watch
+from sim.engine import Camera, Engine
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
 from sim.kv_pool import KVPool
@@ -118,12 +118,12 @@ class Simulation:
         self,
         on_step: Callable[[], None] | None = None,
         block_tables: TextIO | None = None,
-        watch: Watch | None = None,
+        camera: Camera | None = None,
     ) -> RunResult:
         """Replay the whole trace.
 
         *on_step* is called after every step or run of steps. *block_tables* receives a JSON line a
-        step with the block ids of every scheduled request. *watch* looks on.
+        step with the block ids of every scheduled request. *camera* looks on.
         """
 
         def write_block_tables(output: SchedulerOutput) -> None:
@@ -146,7 +146,7 @@ class Simulation:
             save_names=self._save_steps,
             on_scheduled=write_block_tables if block_tables else None,
             on_step=on_step,
-            watch=watch,
+            camera=camera,
         )
         with few_collections():
             engine.run()

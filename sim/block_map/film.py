@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from sim.block_map.watch import COLUMNS, MapWatch, Tenancy
+from sim.block_map.camera import COLUMNS, MapCamera, Tenancy
 
 
-def film(watch: MapWatch, frames: Sequence[int]) -> dict[str, Any]:
-    """Answer what *watch* saw in *frames*, numbers of its frames in rising order.
+def film(camera: MapCamera, frames: Sequence[int]) -> dict[str, Any]:
+    """Answer what *camera* saw in *frames*, numbers of its frames in rising order.
 
     ``tenancies`` are lists of (row of the trace, tokens written at its end, first frame, changes of
     places held, changes of tokens written, `progressions` of the places). ``changes`` has for each
     frame the places that are cached now and were not, or were and are not, as (gap, length) pairs;
     ``unusable`` has (start, length) pairs.
     """
-    memory = watch.memory
-    rows = [watch.rows[frame] for frame in frames]
+    memory = camera.memory
+    rows = [camera.rows[frame] for frame in frames]
     return {
         "unit": memory.unit,
         "first": memory.first,
@@ -27,12 +27,12 @@ def film(watch: MapWatch, frames: Sequence[int]) -> dict[str, Any]:
         **{name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)},
         "tenancies": [
             seen
-            for tenancy in watch.tenancies
+            for tenancy in camera.tenancies
             if (seen := _tenancy(tenancy, frames, memory.first)) is not None
         ],
-        "changes": _toggles([watch.cached[frame] - memory.first for frame in frames]),
+        "changes": _toggles([camera.cached[frame] - memory.first for frame in frames]),
         "unusable": [
-            [number for piece in watch.unusable[frame] for number in (piece.start, len(piece))]
+            [number for piece in camera.unusable[frame] for number in (piece.start, len(piece))]
             for frame in frames
         ],
     }

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from sim.block_map.camera import MapCamera
 from sim.block_map.film import film
 from sim.block_map.repeat import Finished, check_repeats, step_starts
-from sim.block_map.watch import MapWatch
 from sim.errors import FileError
 from sim.plots.style import looks
 from sim.simulation import RunResult, Simulation
@@ -28,7 +28,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2")
 
 
 def take_movie(
-    finished: Sequence[Finished], simulate: Callable[[Simulation, MapWatch], RunResult]
+    finished: Sequence[Finished], simulate: Callable[[Simulation, MapCamera], RunResult]
 ) -> dict[str, Any]:
     """Repeat the *finished* runs by *simulate* and answer what the page's script reads.
 
@@ -36,22 +36,22 @@ def take_movie(
         FileError: a run is another than it was, or the page would be too large.
     """
     instants, of_steps = _instants(finished)
-    watches = []
+    cameras = []
     for run in finished:
         origin = int(run.simulation.result.trace.arrival_ps[0])
-        watch = MapWatch(
+        camera = MapCamera(
             run.simulation.allocator, [(origin + instant) * TICKS_PER_PS for instant in instants]
         )
-        result = simulate(run.simulation, watch)
-        watch.finish()
+        result = simulate(run.simulation, camera)
+        camera.finish()
         check_repeats(run, result)
-        watches.append(watch)
+        cameras.append(camera)
     runs = [
         _about(run) | {"dash": DASHES[place % len(DASHES)]} for place, run in enumerate(finished)
     ]
 
     def films(frames: Sequence[int]) -> list[dict[str, Any]]:
-        return [about | film(watch, frames) for about, watch in zip(runs, watches, strict=True)]
+        return [about | film(camera, frames) for about, camera in zip(runs, cameras, strict=True)]
 
     frames = fitting(films, len(instants))
     films_of_runs = films(frames)

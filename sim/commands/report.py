@@ -9,7 +9,7 @@ from sim.files import atomic, check_output_file
 from workloads.errors import plain
 
 if TYPE_CHECKING:
-    from sim.engine import Watch
+    from sim.engine import Camera
     from sim.simulation import RunResult, Simulation
 
 
@@ -47,7 +47,7 @@ def report(values: dict[str, Any]) -> int:
     return 0
 
 
-def _simulate(simulation: "Simulation", watch: "Watch") -> "RunResult":
+def _simulate(simulation: "Simulation", camera: "Camera") -> "RunResult":
     result = simulation.result
     with progress(result.trace, result.config.label, result.recorder) as update:
-        return simulation.run(update, watch=watch)
+        return simulation.run(update, camera=camera)

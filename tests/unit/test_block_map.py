@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.allocators.base import HasMemoryMap, MemoryMap, MemoryStats
+from sim.block_map.camera import COLUMNS, MapCamera
 from sim.block_map.film import film, progressions
 from sim.block_map.movie import MAX_DATA_BYTES, fitting
 from sim.block_map.page import json_in_html, make_page
 from sim.block_map.repeat import step_starts
-from sim.block_map.watch import COLUMNS, MapWatch
 from sim.clients import NEVER
 from sim.columns import SLOT_STATES
 from sim.config import RunConfig
-from sim.engine import Watch
+from sim.engine import Camera
 from sim.errors import FileError
 from sim.scheduler_output import SchedulerOutput
 from sim.simulation import Simulation
@@ -109,20 +109,20 @@ def test_the_map_agrees_with_the_books(variant: Variant, async_scheduling: bool)
     config = make_config(variant, **SMALL, async_scheduling=async_scheduling)
     for seed in range(3):
         simulation = Simulation(config, random_trace(seed=seed, num_requests=30))
-        watch: Watch = _Recounting(simulation)
-        simulation.run(watch=watch)
-        assert isinstance(watch, _Recounting)
-        assert watch.num_recounts > 30
+        camera: Camera = _Recounting(simulation)
+        simulation.run(camera=camera)
+        assert isinstance(camera, _Recounting)
+        assert camera.num_recounts > 30
 
 
-def _watched(config: RunConfig, trace: Trace, instants: Sequence[int]) -> MapWatch:
+def _filmed(config: RunConfig, trace: Trace, instants: Sequence[int]) -> MapCamera:
     """Run with frames at *instants* (ps after the first arrival)."""
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    watch = MapWatch(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
-    simulation.run(watch=watch)
-    watch.finish()
-    return watch
+    camera = MapCamera(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    simulation.run(camera=camera)
+    camera.finish()
+    return camera
 
 
 @every_variant
@@ -131,8 +131,8 @@ def test_frames_are_the_rows_of_the_step_table(variant: Variant) -> None:
     config = make_config(variant, **SMALL)
     trace = random_trace(seed=5, num_requests=40)
     instants = sorted(step_starts(Simulation(config, trace)))
-    watch = _watched(config, trace, instants)
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in watch.rows]
+    camera = _filmed(config, trace, instants)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in camera.rows]
     steps = steps_of(plain_run(config, trace))
     assert [row["step"] for row in rows] == [step["step"] for step in steps]
     for name in ("running", "waiting"):
@@ -155,28 +155,28 @@ def test_looking_on_changes_nothing(variant: Variant) -> None:
     trace = random_trace(seed=7, num_requests=40)
     plain = Simulation(config, trace).run()
     simulation = Simulation(config, trace)
-    watch = MapWatch(simulation.allocator, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
-    watched = simulation.run(watch=watch)
-    before, after = summarize(plain), summarize(watched)
+    camera = MapCamera(simulation.allocator, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
+    filmed = simulation.run(camera=camera)
+    before, after = summarize(plain), summarize(filmed)
     assert before.keys() == after.keys()
     for name, value in before.items():
         is_number = isinstance(value, float)
         assert after[name] == (pytest.approx(value, rel=1e-12) if is_number else value), name
     for name, column in plain.recorder.request_columns().items():
-        assert np.array_equal(column, watched.recorder.request_columns()[name])
+        assert np.array_equal(column, filmed.recorder.request_columns()[name])
 
 
 def test_idle_time_and_the_end_have_frames() -> None:
     config = make_config(PREFIX, max_model_len=64, num_gpu_blocks_override=9)
     trace = make_trace((1, [("a", 32)], 3), (5, [("a", 32)], 3))
-    watch = _watched(config, trace, [0, 2 * 10**12, 4 * 10**12 + 1, 9 * 10**12])
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in watch.rows]
+    camera = _filmed(config, trace, [0, 2 * 10**12, 4 * 10**12 + 1, 9 * 10**12])
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in camera.rows]
     assert [row["running"] for row in rows] == [1, 0, 1, 0]
     assert [row["step"] for row in rows] == [0, 2, 3, 5]
     assert [row["live"] for row in rows] == [32, 0, 32, 0]
     assert [row["cached"] for row in rows] == [0, 32, 16, 48]  # its second block twice
     assert rows[2]["hits"] == 16
-    assert [len(tenancy.held) for tenancy in watch.tenancies] == [1, 1]
+    assert [len(tenancy.held) for tenancy in camera.tenancies] == [1, 1]
 
 
 @given(st.lists(st.integers(0, 40), max_size=60))
@@ -203,17 +203,17 @@ def test_a_film_has_every_table_and_every_cached_place(variant: Variant, every: 
     instants = sorted(step_starts(Simulation(config, trace)))
     seen: list[MemoryMap] = []
 
-    class Keeping(MapWatch):
+    class Keeping(MapCamera):
         def _take(self, num_running: int, num_waiting: int) -> None:
             super()._take(num_running, num_waiting)
             seen.append(self.memory)
 
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    watch = Keeping(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
-    simulation.run(watch=watch)
+    camera = Keeping(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    simulation.run(camera=camera)
     frames = range(0, len(instants), every)
-    told = msgspec.json.decode(msgspec.json.encode(film(watch, frames)))
+    told = msgspec.json.decode(msgspec.json.encode(film(camera, frames)))
     cached: set[int] = set()
     for number, frame in enumerate(frames):
         memory, place = seen[frame], 0

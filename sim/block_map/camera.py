@@ -39,8 +39,8 @@ class Tenancy:
     computed: list[int] = field(default_factory=list)
 
 
-class MapWatch:
-    """Takes a frame at each of *instants* (`sim.engine.Watch`).
+class MapCamera:
+    """Takes a frame at each of *instants* (`sim.engine.Camera`).
 
     A frame is of the step that runs then, as it was scheduled. The engine lets a run of steps end
     with that step, so no frame lies inside one; of idle time it is what the last step left. Call
@@ -73,7 +73,7 @@ class MapWatch:
     def look(
         self, end: int, num_running: int, num_waiting: int, output: SchedulerOutput | None = None
     ) -> None:
-        """See `sim.engine.Watch`."""
+        """See `sim.engine.Camera`."""
         if output is not None:
             counts = self._counts
             counts["refusals"] += output.num_refusals
