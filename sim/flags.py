@@ -1,25 +1,27 @@
-"""What the command line accepts, in click's terms; the commands' work is imported when one runs."""
+"""What the command line accepts, as click's commands; their work is imported when one runs."""
 
-from types import MappingProxyType
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.errors import ConfigError
+from sim.flag_params import (
+    PLOT,
+    PLOT_HELP,
+    REPORT,
+    SWEEP,
+    TABLES,
+    TRACE,
+    Advise,
+    Capacity,
+    Check,
+    Flagged,
+)
 from workloads.errors import did_you_mean, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sim.options import Setting
-
-
-SHORT_FLAGS = {
-    "output_dir": ("-o",),
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-}
-"""Settings that have a second, shorter flag."""
+    from collections.abc import Callable
 
 
 def execute(arguments: list[str]) -> int:
@@ -37,438 +39,50 @@ def execute(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
 
 
-def _option(setting: "Setting", text: str | None = None) -> click.Option:
-    """Answer the flag of *setting*; values stay text, `sim.settings` converts and checks them.
+def _work(module: str, name: str, key: str | None = None) -> "Callable[..., int]":
+    """Answer what calls the function *name* of a module of `sim.commands`, or its entry *key*.
 
-    *text* is its help, if not the setting's.
+    The module is imported when it is called, so that ``--help`` pays for no command.
     """
-    names = [*SHORT_FLAGS.get(setting.name, ()), setting.flag]
-    if setting.type is bool:
-        names[-1] += f"/--no-{setting.flag[2:]}"
-        shown = "on" if setting.default else "off"
-        return click.Option(names, default=None, help=f"{text or setting.help} [default: {shown}]")
-    default = "" if setting.default is None else f" [default: {setting.default}]"
-    metavar = "|".join(setting.choices) or getattr(setting.type, "__name__", "str").upper()
-    return click.Option(names, default=None, metavar=metavar, help=(text or setting.help) + default)
+
+    def call(**values: Any) -> int:
+        found = getattr(import_module(f"sim.commands.{module}"), name)
+        return int((found if key is None else found[key])(values))
+
+    return call
 
 
-class _Command(click.Command):
-    """A command whose flags are made when it is asked for them: the list of commands needs none."""
-
-    only: "tuple[str, ...] | None" = None
-    """Names of the settings whose flags it has; None is all."""
-    writes: bool = True
-    """Whether it has the settings of the output; else ``--json`` alone."""
-    own: "tuple[click.Parameter, ...]" = ()
-    """Flags and arguments that are no settings."""
-    helps: "Mapping[str, str]" = MappingProxyType({})
-    """Help of flags that mean something else here."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Answer every flag."""
-        if not self.params:
-            from sim.options import settings  # noqa: PLC0415  # see the class
-
-            config = click.Option(
-                ["--config"],
-                metavar="FILE",
-                help="JSON or TOML file with flags by name; flags win.",
-            )
-            shown = [
-                s
-                for s in settings()
-                if (self.only is None or s.name in self.only)
-                and (self.writes or s.concern != "output" or s.name == "json")
-            ]
-            self.params = [*self.own, config, *(_option(s, self.helps.get(s.name)) for s in shown)]
-        return super().get_params(ctx)
-
-
-class _Capacity(_Command):
-    """``kvsim capacity``: the settings that decide the pool, and the question."""
-
-    only = (
-        "model", "gpu", "gpu_memory_gib", "dtype", "quantization", "tensor_parallel_size",
-        "pipeline_parallel_size", "enable_expert_parallel", "max_model_len", "block_size",
-        "kv_cache_dtype", "gpu_memory_utilization", "vllm_version", "kv_cache_memory_bytes",
-        "num_gpu_blocks_override", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
-        "trace", "trace_format", "seed", "json",
-    )  # fmt: skip
-    helps = MappingProxyType(
-        {
-            "trace": "Trace whose lengths requests have, averaged over time.",
-            "max_model_len": "Longest prompt plus output, in tokens [default: the model's].",
-            "json": "Print the answer as JSON, not as text.",
-            "enforce_eager": "No CUDA graphs, and no memory for them.",
-        }
-    )
-    own = (
-        click.Option(
-            ["--from-log"],
-            metavar="FILE",
-            help="Start-up log of a server: what it said beside what is computed, line by line. "
-            "Model and settings are the log's unless flags say otherwise.",
-        ),
-        click.Option(
-            ["--mean-len"],
-            metavar="INT",
-            help="Tokens that a request holds on average [default: --max-model-len].",
-        ),
-        click.Option(
-            ["--prefix-len"], metavar="INT", help="Tokens of them that all requests share."
-        ),
-        click.Option(
-            ["--users"],
-            metavar="INT",
-            help="Requests to hold at once: which utilization, KV dtype, tensor parallelism or "
-            "number of cards does.",
-        ),
-    )
-
-
-class _Advise(_Command):
-    """``kvsim advise``: every setting of a run; it writes no files."""
-
-    writes = False
-    helps = MappingProxyType(
-        {
-            "allocator": "KV allocator to start from [default: paged; prefix caching is a step].",
-            "json": "Print the answer as JSON, not as text.",
-        }
-    )
-
-
-class _Check(_Command):
-    """``kvsim check``: every setting of a run, and what is checked."""
-
-    writes = False
-    helps = MappingProxyType(
-        {
-            "trace": "Trace, or specification, of the load; of a run, where its own lies now.",
-            "json": "Print the findings as JSON, not as text.",
-        }
-    )
-    own = (
-        click.Argument(["folder"], required=False, metavar="[DIR]"),
-        click.Option(
-            ["--log"],
-            metavar="FILE",
-            help="Log of a vLLM server (SGLang's and TensorRT-LLM's too): start-up, statistics.",
-        ),
-        click.Option(
-            ["--metrics"], metavar="FILE", help="Text of a vLLM server's /metrics, or OpenMetrics."
-        ),
-        click.Option(
-            ["--fail-on"],
-            metavar="error|warning|info|never",
-            help="Exit with 1 if a finding is as grave as this [default: error].",
-        ),
-        click.Option(
-            ["--gains/--no-gains"],
-            default=None,
-            help="Simulate what each change would bring [default: on].",
-        ),
-    )
-
-
-_OUTPUT = ("-o", "--output")
-_TABLES: "dict[str, tuple[str, list[click.Parameter]]]" = {
-    "list": (
-        "List fits and timing tables. Of fits every GPU, of tables those in the folders (default: "
-        "this one, and kernels/tables of a source tree).",
-        [
-            click.Argument(["folders"], nargs=-1, metavar="[FOLDER]..."),
-            click.Option(["--json"], is_flag=True, help="Print JSON, not text."),
-        ],
-    ),
-    "show": (
-        "Say what is in a timing table, and draw it. With --gpu and no table: the fit of that GPU.",
-        [
-            click.Argument(["table"], required=False, metavar="[TABLE]"),
-            click.Option(_OUTPUT, metavar="FILE", help="Chart to draw, .png or .svg."),
-            click.Option(
-                ["--heads"],
-                metavar="QUERY/KV/DIM",
-                help="Heads of a rank whose decode attention is drawn [default: those with most "
-                "rows].",
-            ),
-            click.Option(
-                ["--kernel"], metavar="STR", help="Kernel that is drawn [default: most rows]."
-            ),
-            click.Option(["--gpu"], metavar="STR", help="GPU whose fit is drawn."),
-            click.Option(
-                ["--model"],
-                metavar="STR",
-                help="Model whose heads the fit is drawn for [default: meta-llama/Llama-3.1-8B].",
-            ),
-            click.Option(
-                ["-tp", "--tensor-parallel-size"],
-                metavar="INT",
-                help="GPUs that share that model [default: 1].",
-            ),
-        ],
-    ),
-    "import": (
-        "Make a timing table of other measurements. NAME says whose: aiconfigurator, "
-        "llmservingsim or native; SOURCE is a system, a profile folder or a file.",
-        [
-            click.Argument(["name"], required=False, metavar="NAME"),
-            click.Argument(["source"], required=False, metavar="SOURCE"),
-            click.Option(
-                _OUTPUT, metavar="FILE", help="Parquet file to write; its JSON file goes beside it."
-            ),
-            click.Option(
-                ["--gpu"], metavar="STR", help="GPU, where the source's name is not ours."
-            ),
-            click.Option(["--model"], metavar="STR", help="Model that layers and experts are of."),
-            click.Option(
-                ["-tp", "--tensor-parallel-size"],
-                metavar="INT",
-                help="GPUs that share the model; rows are of one of them [default: 1].",
-            ),
-            click.Option(["--backend"], metavar="STR", help="Engine that was measured."),
-            click.Option(["--backend-version"], metavar="STR", help="Its version."),
-        ],
-    ),
-    "check": (
-        "Check timing tables: a line each; exit code 1 if one is bad.",
-        [click.Argument(["tables"], nargs=-1, metavar="TABLE...")],
-    ),
-}
-"""The commands of ``kvsim tables``: help and parameters. Their values stay text."""
-
-
-_PLOT_HELP = """Draw charts of a folder that kvsim run -o, compare or sweep wrote, from its files.
-
-A sweep is drawn over a setting, one curve an allocator; other settings have panels, seeds bars. A
-run is drawn over time, a comparison both ways."""
-_PLOT: "list[click.Parameter]" = [
-    click.Argument(["folder"], required=False, metavar="DIR"),
-    click.Option(
-        ["-o", "--output-dir"],
-        metavar="DIR",
-        help="Folder for the charts [default: beside the data].",
-    ),
-    click.Option(
-        ["--x"], metavar="NAME", help="Setting to draw over [default: the first that was swept]."
-    ),
-    click.Option(
-        ["--y"],
-        metavar="NAME,...",
-        help="Columns of the summary to draw [default: a chart each of concurrency, slots, "
-        "throughput, goodput, latencies, hit rate, preemptions, and what two settings or a "
-        "trade-off show].",
-    ),
-    click.Option(
-        ["--where"],
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Draw only cells with this value; may be given several times.",
-    ),
-    click.Option(["--format"], metavar="png,svg", help="Formats of the files [default: both]."),
-    click.Option(
-        ["--style"],
-        metavar="STR",
-        help="Style of matplotlib: a name like dark_background, or a file. Colours of curves stay.",
-    ),
-]
-_REPORT: "list[click.Parameter]" = [
-    click.Argument(["folder"], required=False, metavar="DIR"),
-    click.Option(_OUTPUT, metavar="FILE.html", help="Page to write [default: DIR/report.html]."),
-    click.Option(
-        ["--trace"], metavar="FILE", help="Where the trace lies now [default: as it was given]."
-    ),
-    click.Option(
-        ["--timing-table"], metavar="FILE", help="Likewise, the timing table, if there was one."
-    ),
-]
-_SOURCE: "list[click.Parameter]" = [
-    click.Argument(["source"], required=False, metavar="TRACE"),
-    click.Option(["--trace-format"], metavar="STR", help="Its format [default: as recognised]."),
-    click.Option(["--seed"], metavar="INT", help="Of a specification (.toml) [default: 0]."),
-]
-_NATIVE = click.Option(_OUTPUT, metavar="FILE.jsonl", help="File to write, in our own format.")
-_TRACE: "dict[str, tuple[str, list[click.Parameter]]]" = {
-    "inspect": (
-        "Say what is in a trace: arrivals, lengths, sessions, how often prompts repeat, oddities; "
-        "and draw it.",
-        [
-            *_SOURCE,
-            click.Option(
-                ["--block-size"],
-                metavar="INT",
-                help="Tokens in a block, for reuse [default: 16].",
-            ),
-            click.Option(_OUTPUT, metavar="FILE", help="Chart to draw, .png or .svg."),
-            click.Option(["--json"], is_flag=True, help="Print JSON, not text."),
-        ],
-    ),
-    "convert": (
-        "Write a trace, or the requests that a specification (.toml) describes, in our own format.",
-        [*_SOURCE, _NATIVE],
-    ),
-    "sample": (
-        "Write a part of a trace in our own format; sessions stay whole.",
-        [
-            *_SOURCE,
-            _NATIVE,
-            click.Option(
-                ["--start"], metavar="SECONDS", help="Leave out sessions that start before."
-            ),
-            click.Option(
-                ["--end"], metavar="SECONDS", help="Leave out sessions that start then or later."
-            ),
-            click.Option(["--every"], metavar="N", help="Keep one of N sessions [default: all]."),
-            click.Option(
-                ["--request-rate"],
-                metavar="FLOAT",
-                help="Requests a second on average of what is left: gaps are multiplied by one "
-                "factor [default: as recorded].",
-            ),
-        ],
-    ),
-    "fit": (
-        "Write a specification that imitates a trace: lengths, arrivals, sharing; print how well.",
-        [
-            *_SOURCE,
-            click.Option(_OUTPUT, metavar="FILE.toml", help="Specification to write."),
-        ],
-    ),
-}
-"""The commands of ``kvsim trace``, likewise."""
-
-
-def _command(
-    name: str,
-    function: "Callable[[dict[str, Any]], int]",
-    doc: str,
-    kind: type[_Command] = _Command,
+def _flagged(
+    name: str, doc: str, kind: type[Flagged] = Flagged, function: str | None = None
 ) -> click.Command:
+    """Answer the command *name*, whose flags are settings."""
+    work = _work(name, function or name)
+
     def callback(**values: Any) -> int:
         if extra := click.get_current_context().args:
             raise click.UsageError(
                 f"unexpected argument {quote(extra[0])}; a trace is given as --trace FILE, "
                 "every other setting by its flag"
             )
-        return function(values)
+        return work(**values)
 
     return kind(name, callback=callback, help=doc, context_settings={"allow_extra_args": True})
 
 
-def _run(values: dict[str, Any]) -> int:
-    from sim.commands.run import run  # noqa: PLC0415  # --help pays for no command
-
-    return run(values)
-
-
-def _compare(values: dict[str, Any]) -> int:
-    from sim.commands.compare import compare  # noqa: PLC0415  # --help pays for no command
-
-    return compare(values)
-
-
-def _capacity(values: dict[str, Any]) -> int:
-    from sim.commands.capacity import capacity  # noqa: PLC0415  # --help pays for no command
-
-    return capacity(values)
-
-
-def _advise(values: dict[str, Any]) -> int:
-    from sim.commands.advise import advise_command  # noqa: PLC0415  # --help pays for no command
-
-    return advise_command(values)
-
-
-def _check(values: dict[str, Any]) -> int:
-    from sim.commands.check import check  # noqa: PLC0415  # --help pays for no command
-
-    return check(values)
-
-
-def _sweep() -> click.Command:
-    def callback(**values: Any) -> int:
-        from sim.commands.sweep import sweep  # noqa: PLC0415  # as above
-
-        return sweep(values)
-
-    params: list[click.Parameter] = [
-        click.Argument(["spec"], required=False, metavar="SPEC.toml"),
-        click.Option(["-o", "--output-dir"], metavar="DIR", help="Folder for the results."),
-        click.Option(["--dry-run"], is_flag=True, help="List the cells, and run none."),
-        click.Option(
-            ["--jobs"], metavar="INT", help="Processes of this machine [default: its CPUs]."
-        ),
-        click.Option(
-            ["--executor"],
-            metavar="local|ray",
-            help="Where cells run: processes of this machine, or a Ray cluster [default: local].",
-        ),
-        click.Option(
-            ["--address"],
-            metavar="STR",
-            help="The Ray cluster: HOST:PORT on one of its nodes, ray://HOST:PORT from outside "
-            "[default: the one that runs here].",
-        ),
-    ]
-    doc = (
-        "Run every combination of settings that a file asks for, in parallel. What has finished is "
-        "kept: the same command goes on after an interruption."
-    )
-    return click.Command("sweep", callback=callback, help=doc, params=params)
-
-
-def _tables(name: str) -> "Callable[..., int]":
-    def call(**values: Any) -> int:
-        from sim.commands.tables import TABLE_COMMANDS  # noqa: PLC0415  # as above
-
-        return TABLE_COMMANDS[name](values)
-
-    return call
-
-
-def _trace(name: str) -> "Callable[..., int]":
-    def call(**values: Any) -> int:
-        from sim.commands.trace import TRACE_COMMANDS  # noqa: PLC0415  # as above
-
-        return TRACE_COMMANDS[name](values)
-
-    return call
+def _plain(name: str, doc: str, params: list[click.Parameter]) -> click.Command:
+    """Answer the command *name*, which has *params* alone."""
+    return click.Command(name, callback=_work(name, name), help=doc, params=params)
 
 
 def _subgroup(
-    name: str,
-    doc: str,
-    table: "dict[str, tuple[str, list[click.Parameter]]]",
-    callback: "Callable[[str], Callable[..., int]]",
+    name: str, doc: str, table: "dict[str, tuple[str, list[click.Parameter]]]", works: str
 ) -> click.Group:
+    """Answer the commands of *table*; *works* of their module has the functions by name."""
     commands = [
-        click.Command(name, callback=callback(name), help=doc, params=params)
-        for name, (doc, params) in table.items()
+        click.Command(part, callback=_work(name, works, part), help=doc, params=params)
+        for part, (doc, params) in table.items()
     ]
     return _Commands(name, help=doc, commands=commands, no_args_is_help=False)
-
-
-def _plot() -> click.Command:
-    def callback(**values: Any) -> int:
-        from sim.commands.plot import plot  # noqa: PLC0415  # --help pays for no command
-
-        return plot(values)
-
-    return click.Command("plot", callback=callback, params=_PLOT, help=_PLOT_HELP)
-
-
-def _report() -> click.Command:
-    def callback(**values: Any) -> int:
-        from sim.commands.report import report  # noqa: PLC0415  # as above
-
-        return report(values)
-
-    doc = (
-        "Write one HTML page of a folder that kvsim run -o or compare wrote: its tables and "
-        "charts, and an animated map of the KV pool that shows whose each block is. It opens from "
-        "disk. The runs are repeated, and must be what they were."
-    )
-    return click.Command("report", callback=callback, params=_REPORT, help=doc)
 
 
 class _Commands(click.Group):
@@ -508,47 +122,61 @@ def _cli() -> click.Group:
             "token_normalize_func": lambda token: token.replace("_", "-"),
             "max_content_width": 100,
         },
+        commands=[
+            _flagged("run", "Replay a trace through one KV allocator and report what happened."),
+            _flagged(
+                "compare",
+                "Replay one trace through several KV allocators, side by side. Without arguments: "
+                "a shipped workload, every allocator.",
+            ),
+            _flagged(
+                "capacity",
+                "Say how many blocks and requests a GPU holds, and what would hold more. Runs "
+                "nothing.",
+                Capacity,
+            ),
+            _flagged(
+                "advise",
+                "Try what helps a deployment that does not carry its load, one step after another: "
+                "prefix caching, utilization, fp8 KV, max_model_len, max_num_seqs, quantized "
+                "weights, more cards.",
+                Advise,
+                "advise_command",
+            ),
+            _flagged(
+                "check",
+                "Go through a check list: a configuration (flags), a run (DIR), a server's log or "
+                "its metrics. Says what is wrong, which flag to change, and what the simulator "
+                "says it brings. Exit code 1 if it is grave (--fail-on).",
+                Check,
+            ),
+            _plain(
+                "sweep",
+                "Run every combination of settings that a file asks for, in parallel. What has "
+                "finished is kept: the same command goes on after an interruption.",
+                SWEEP,
+            ),
+            _plain("plot", PLOT_HELP, PLOT),
+            _plain(
+                "report",
+                "Write one HTML page of a folder that kvsim run -o or compare wrote: its tables "
+                "and charts, and an animated map of the KV pool that shows whose each block is. It "
+                "opens from disk. The runs are repeated, and must be what they were.",
+                REPORT,
+            ),
+            _subgroup(
+                "tables",
+                "List, show, import and check tables of measured kernel times.",
+                TABLES,
+                "TABLE_COMMANDS",
+            ),
+            _subgroup(
+                "trace",
+                "Inspect, convert and sample traces, or imitate one.",
+                TRACE,
+                "TRACE_COMMANDS",
+            ),
+        ],
     )
     click.version_option(package_name="kvsim")(group)
-    group.add_command(
-        _command("run", _run, "Replay a trace through one KV allocator and report what happened.")
-    )
-    group.add_command(
-        _command(
-            "compare",
-            _compare,
-            "Replay one trace through several KV allocators, side by side. Without arguments: a "
-            "shipped workload, every allocator.",
-        )
-    )
-    group.add_command(
-        _command(
-            "capacity",
-            _capacity,
-            "Say how many blocks and requests a GPU holds, and what would hold more. Runs nothing.",
-            _Capacity,
-        )
-    )
-    doc = (
-        "Try what helps a deployment that does not carry its load, one step after another: prefix "
-        "caching, utilization, fp8 KV, max_model_len, max_num_seqs, quantized weights, more cards."
-    )
-    group.add_command(_command("advise", _advise, doc, _Advise))
-    group.add_command(_sweep())
-    group.add_command(_plot())
-    group.add_command(_report())
-    group.add_command(
-        _command(
-            "check",
-            _check,
-            "Go through a check list: a configuration (flags), a run (DIR), a server's log or its "
-            "metrics. Says what is wrong, which flag to change, and what the simulator says it "
-            "brings. Exit code 1 if it is grave (--fail-on).",
-            _Check,
-        )
-    )
-    doc = "List, show, import and check tables of measured kernel times."
-    group.add_command(_subgroup("tables", doc, _TABLES, _tables))
-    doc = "Inspect, convert and sample traces, or imitate one."
-    group.add_command(_subgroup("trace", doc, _TRACE, _trace))
     return group

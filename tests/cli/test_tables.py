@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sim.commands.tables import TABLE_COMMANDS
-from sim.flags import _TABLES
+from sim.flag_params import TABLES
 from sim.timing.importers import IMPORTERS
 from sim.timing.importers.native import read_native
 from sim.timing.roofline import fitted_gpu_names
@@ -33,8 +33,8 @@ def _json(path: Path) -> Any:
 
 
 def test_every_command_has_flags_and_every_importer_is_in_the_help() -> None:
-    assert list(TABLE_COMMANDS) == list(_TABLES)
-    assert all(name in _TABLES["import"][0] for name in IMPORTERS)
+    assert list(TABLE_COMMANDS) == list(TABLES)
+    assert all(name in TABLES["import"][0] for name in IMPORTERS)
 
 
 # ---- list

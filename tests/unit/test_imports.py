@@ -52,6 +52,7 @@ LAYERS = (
     ),
     ("advice", "advice_report"),
     ("commands",),
+    ("flag_params",),
     ("flags",),
     ("cli",),
 )
@@ -86,7 +87,7 @@ COMMANDS = {
 PLOTS = {f"sim/plots/{path.name}" for path in (REPOSITORY / "sim" / "plots").glob("*.py")}
 ONLY_IN = {
     "simpy": {"sim/engine.py"},
-    "click": {"sim/flags.py", *COMMANDS},
+    "click": {"sim/flags.py", "sim/flag_params.py", *COMMANDS},
     "tqdm": {"sim/commands/common.py"},
     "tabulate": {
         "sim/advice_report.py",
