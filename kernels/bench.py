@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, started: float) -> int:
         import torch  # noqa: PLC0415  # --help needs none
     except ImportError:
         raise ConfigError(
-            "PyTorch is not installed: expected pip install '.[kernels]' (see README.md)"
+            "PyTorch is not installed: expected pip install '.[kernels]' (see docs/timing.md)"
         ) from None
     from kernels import session  # noqa: PLC0415
 
