@@ -1,7 +1,7 @@
 """Rows of numbers that take little memory: the newest as they came, older ones packed."""
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from struct import Struct
 from typing import Any, Literal
 
 import numpy as np
@@ -17,22 +17,23 @@ SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 
 
 class Rows:
-    """Rows of int64 (``q``) or float64 (``d``), packed as columns of the narrowest type.
-
-    Attributes:
-        add: appends one row, in the order of *names*.
-    """
+    """Rows of int64 (``q``) or float64 (``d``), packed as columns of the narrowest type."""
 
     def __init__(self, names: tuple[str, ...], typecode: Literal["q", "d"]) -> None:
         self._names = names
-        self._newest: array[Any] = array(typecode)
+        self._typecode = typecode
+        self._row = Struct(f"={len(names)}{typecode}")
+        self._newest = bytearray()
         self._packed: list[Columns] = []
-        self.add: Callable[[Iterable[float]], None] = self._newest.extend
+
+    def add(self, row: Iterable[float]) -> None:
+        """Append one row, in the order of *names*."""
+        self._newest += self._row.pack(*row)
 
     def pack(self) -> None:
         """Pack the newest rows, which may be none, into a chunk of their own."""
         self._packed.append(self._pack())
-        del self._newest[:]
+        self._newest.clear()
 
     def chunks(self) -> list[Columns]:
         """Answer the columns of all rows in the order they came: as packed, and the newest."""
@@ -45,8 +46,8 @@ class Rows:
         return {name: column[start:] for name, column in self._packed[place].items()}
 
     def _pack(self, start: int = 0) -> Columns:
-        width = len(self._names)
-        rows = np.array(self._newest[start * width :]).reshape(-1, width)
+        newest = bytes(self._newest[start * self._row.size :])
+        rows = np.frombuffer(newest, self._typecode).reshape(-1, len(self._names))
         return {name: _narrow(rows[:, place]) for place, name in enumerate(self._names)}
 
 

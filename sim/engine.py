@@ -18,16 +18,13 @@ import simpy
 
 from sim.allocators.base import Allocator
 from sim.clients import NEVER, Clients
+from sim.errors import EngineStuckError
 from sim.metrics import Recorder, StepTimes
 from sim.scheduler import Scheduler
 from sim.scheduler_output import SchedulerOutput
 from sim.timing.base import TICKS_PER_PS, UNLIMITED, StepTimeModel
 
 _Process = Generator[simpy.Event, Any, None]
-
-
-class EngineStuckError(RuntimeError):
-    """Requests wait, none runs, none can be admitted: an allocator breaks its contract."""
 
 
 class Camera(Protocol):

@@ -21,3 +21,7 @@ class FileError(ConfigError):
 
 class TimingRangeError(ConfigError):
     """A step that no measurement covers: its size, the range that was measured, and what helps."""
+
+
+class EngineStuckError(RuntimeError):
+    """Requests wait, none runs, none can be admitted: an allocator breaks its contract."""

@@ -23,13 +23,14 @@ MAX_PS = 2**63 - 1
 """Latest time that the tables can hold: 106 days."""
 
 
-class StepTimes(NamedTuple):
+class StepTimes:
     """Times of a run of steps, in ticks: step j lasts ``first + j * increment``; *total* is all."""
 
-    first: int
-    increment: int
-    num_steps: int
-    total: int
+    __slots__ = ("first", "increment", "num_steps", "total")
+
+    def __init__(self, first: int, increment: int, num_steps: int, total: int) -> None:
+        self.first, self.increment, self.num_steps = first, increment, num_steps
+        self.total = total
 
     @property
     def last(self) -> int:
@@ -352,7 +353,7 @@ class Recorder:
                 rows.pack()
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:
-        first, increment, _, total = times
+        first, increment, total = times.first, times.increment, times.total
         held = internal = cached = 0.0
         if taken is not NOTHING_TAKEN:
             (j, pairs), on_last_blocks, evicted = taken

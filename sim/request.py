@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class RequestStatus(Enum):
     FINISHED_IGNORED = "FINISHED_IGNORED"
 
 
-UNSET = -1
+UNSET: Final = -1
 """A step, time or count that has not happened yet."""
 
 
@@ -62,15 +63,18 @@ class Request:
     """
 
     # What most requests never set, or set later, costs nothing when a request is made.
-    status = RequestStatus.WAITING
     num_preemptions = 0
     max_num_computed_tokens = 0
     is_decoding = False
     offset = 0
-    order = num_cached_tokens = UNSET
-    scheduled_step = scheduled_ps = UNSET
-    first_token_step = first_token_ps = UNSET
-    last_token_step = last_token_ps = UNSET
+    order = UNSET
+    num_cached_tokens = UNSET
+    scheduled_step = UNSET
+    scheduled_ps = UNSET
+    first_token_step = UNSET
+    first_token_ps = UNSET
+    last_token_step = UNSET
+    last_token_ps = UNSET
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Request:
         self.output_node = output_node
         self.num_shareable_tokens = num_shareable_tokens
         self.num_computed_tokens = self.num_output_tokens = 0
+        self.status = RequestStatus.WAITING
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.value})"

@@ -7,8 +7,11 @@ blocks as token identities, free room by counting. Nothing here reads a private 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 from unittest import mock
+
+import pytest
 
 from sim.allocators import ALLOCATORS
 from sim.allocators.base import Allocation, Allocator, HasBlockTables, MemoryStats
@@ -408,6 +411,8 @@ def replay(
     config: RunConfig, trace: Trace, *, on_step: Callable[[], None] | None = None
 ) -> RunResult:
     """Run *trace* with every check on."""
+    if not isinstance(Scheduler.schedule, FunctionType):
+        pytest.skip("compiled classes have no subclasses that check them")
 
     def checking(*arguments: Any) -> Allocator:
         return CheckingAllocator(inner(*arguments), config)

@@ -19,6 +19,12 @@ NO_BLOCK = 0
 
 NO_KEY = -1
 
+FEW = 8
+"""Up to so many blocks, evicting them one by one is faster than starting operations on arrays."""
+
+WINDOW = 32
+"""Entries of the queue that are looked at together, at least: stale ones may lie between."""
+
 
 class Keys(NamedTuple):
     """Blocks *first* to *end* of a request have the keys ``base + first`` to ``base + end``."""
@@ -223,47 +229,74 @@ class BlockCache:
                     self._queue.popleft()
                 continue
             blocks, first = entry
-            window = max(missing, 32)  # stale entries may lie between
-            ahead = blocks[:window]
-            valid = (self._entry_of[ahead] == self._numbers(first, first + len(ahead))).nonzero()[0]
-            if len(valid) < missing:
-                num_passed = len(ahead)
+            if missing <= FEW:
+                num_passed, taken = self._next_few(blocks, first, missing)
             else:
-                valid = valid[:missing]
-                num_passed = int(valid[-1]) + 1
+                num_passed, taken = self._next(blocks, first, missing)
             if num_passed == len(blocks):
                 self._queue.popleft()
             else:
                 self._queue[0] = (blocks[num_passed:], first + num_passed)
-            if len(valid):
-                taken = ahead[valid]
-                self._forget(taken)
-                evicted += taken.tolist()
-                num_keyed += len(valid)
+            evicted += taken
+            num_keyed += len(taken)
         self.num_evictable -= num_blocks
         return evicted, num_keyed
 
-    def _forget(self, blocks: IntArray) -> None:
-        """Drop the keys of *blocks*; the next copy of a prefix takes the place of the first."""
-        keys = self._key_of[blocks]
-        self._key_of[blocks] = NO_KEY
+    def _next(self, blocks: IntArray, first: int, missing: int) -> tuple[int, list[int]]:
+        """Forget the first *missing* of *blocks* whose entries, *first* and on, are valid.
+
+        Answers how many were passed, stale ones included, and which; fewer if it meets too few.
+        """
+        ahead = blocks[: max(missing, WINDOW)]
+        valid = (self._entry_of[ahead] == self._numbers(first, first + len(ahead))).nonzero()[0]
+        num_passed = len(ahead)
+        if len(valid) >= missing:
+            valid = valid[:missing]
+            num_passed = int(valid[-1]) + 1
+        taken = ahead[valid]
+        keys = self._key_of[taken]
+        self._key_of[taken] = NO_KEY
         copied = self._has_copies[keys]
-        if not np.count_nonzero(copied):
+        if np.count_nonzero(copied):
+            self._block_of[keys[~copied]] = NO_BLOCK
+            for key, block in zip(keys[copied].tolist(), taken[copied].tolist(), strict=True):
+                self._forget_copy(key, block)
+        else:
             self._block_of[keys] = NO_BLOCK
+        return num_passed, taken.tolist()
+
+    def _next_few(self, blocks: IntArray, first: int, missing: int) -> tuple[int, list[int]]:
+        """Do as `_next`, in a time that one block does not share with others."""
+        entry_of, key_of = self._entry_of, self._key_of
+        taken: list[int] = []
+        number = first
+        for block in blocks[:WINDOW].tolist():
+            if entry_of.item(block) == number:
+                key = key_of.item(block)
+                key_of[block] = NO_KEY
+                if self._has_copies.item(key):
+                    self._forget_copy(key, block)
+                else:
+                    self._block_of[key] = NO_BLOCK
+                taken.append(block)
+            number += 1
+            if len(taken) == missing:
+                break
+        return number - first, taken
+
+    def _forget_copy(self, key: int, block: int) -> None:
+        """Drop *block* from those under *key*; the next copy takes the place of the first."""
+        copies = self._copies.get(key)
+        if copies is None:  # an earlier one left it the only one
+            self._block_of[key] = NO_BLOCK
             return
-        self._block_of[keys[~copied]] = NO_BLOCK
-        for key, block in zip(keys[copied].tolist(), blocks[copied].tolist(), strict=True):
-            copies = self._copies.get(key)
-            if copies is None:  # an earlier one of *blocks* left it the only one
-                self._block_of[key] = NO_BLOCK
-                continue
-            if self._block_of[key] == block:
-                self._block_of[key] = copies.pop(0)
-            else:
-                copies.remove(block)
-            if not copies:
-                del self._copies[key]
-                self._has_copies[key] = False
+        if self._block_of[key] == block:
+            self._block_of[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]
+            self._has_copies[key] = False
 
     def key_of(self, block: int) -> int:
         """Answer the key of *block*, or `NO_KEY`."""

@@ -182,14 +182,13 @@ class PagedAllocator:
     def _grant_run(self, step: int, max_steps: int) -> int:
         """See `grant`: the blocks of all steps are taken as one, and dealt out in order."""
         ring, num_steps = self._ring, max_steps
-        needs = ring.needs(step, num_steps)
-        if needs.num_blocks > self._num_free:
+        tables, num_blocks, first, second = ring.needs(step, num_steps)
+        if num_blocks > self._num_free:
             num_steps = ring.steps_within(step, max_steps, self._num_free)
             if num_steps <= 1:
                 return num_steps and self.grant(step, 1)
-            needs = ring.needs(step, num_steps)
+            tables, num_blocks, first, second = ring.needs(step, num_steps)
         size = self.block_size
-        tables, num_blocks, (first, second) = needs
         held = (first * size, second * size)
         num_unhashed = self._num_free - self._num_cached_blocks()
         blocks = self._take(num_blocks)

@@ -1,7 +1,6 @@
 """When decoding requests need their next block, without looking at every one in every step."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from sim.request import Request
 
@@ -9,21 +8,6 @@ Bucket = dict[Request, list[int]]
 """Requests that take a block in the same steps, in running order, and their block tables."""
 
 _NOBODY: Bucket = {}
-
-
-class Needs(NamedTuple):
-    """The blocks that a run of steps needs.
-
-    Attributes:
-        tables: block tables in the order in which they take blocks. They come round in the same
-            order, so block i of the run goes to table ``i % len(tables)``.
-        num_blocks: blocks of the whole run.
-        moments: the sums over those blocks of j and of j (j - 1) / 2, j being the step (`Taken`).
-    """
-
-    tables: list[list[int]]
-    num_blocks: int
-    moments: tuple[int, int]
 
 
 class DecodeRing:
@@ -66,8 +50,13 @@ class DecodeRing:
         """Answer the requests that need a block in *step*."""
         return self._buckets.get(step % self._size, _NOBODY)
 
-    def needs(self, step: int, num_steps: int) -> Needs:
-        """Answer what *num_steps* steps from *step* on need, in time that is not theirs."""
+    def needs(self, step: int, num_steps: int) -> tuple[list[list[int]], int, int, int]:
+        """Answer what *num_steps* steps from *step* on need, in time that is not theirs.
+
+        The block tables in the order in which they take blocks (they come round in the same order,
+        so block i of the run goes to table ``i % len(tables)``); the number of blocks; and the sums
+        over those blocks of j and of j (j - 1) / 2, j being the step (`Taken`).
+        """
         size, buckets = self._size, self._buckets
         phase, rounds = step % size, 0
         tables: list[list[int]] = []
@@ -93,13 +82,13 @@ class DecodeRing:
                 num_blocks += num
                 first += num * offset
                 second += num * (offset * (offset - 1) // 2)
-        return Needs(tables, num_blocks, (first, second))
+        return tables, num_blocks, first, second
 
-    def _offsets(self, phase: int, num_steps: int) -> Iterable[int]:
+    def _offsets(self, phase: int, num_steps: int) -> list[int]:
         """Answer the steps of the first round in which somebody may need a block, in order."""
         window = min(num_steps, self._size)
         if 2 * len(self._buckets) >= window:
-            return range(window)
+            return list(range(window))
         offsets = [(at - phase) % self._size for at in self._buckets]
         return sorted([offset for offset in offsets if offset < window])
 
@@ -113,7 +102,7 @@ class DecodeRing:
         return num_steps
 
     def moments_of_first(self, step: int, num_blocks: int) -> tuple[int, int]:
-        """Answer `Needs.moments` of the first *num_blocks* blocks taken from *step* on."""
+        """Answer the sums of `needs` for the first *num_blocks* blocks taken from *step* on."""
         first = second = offset = 0
         while num_blocks:
             num = min(len(self.at(step + offset)), num_blocks)

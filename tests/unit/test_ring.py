@@ -38,12 +38,12 @@ def rings(draw: st.DrawFn, *, step: int, num_steps: int) -> Ring:
 @given(st.data(), st.integers(0, 100), st.integers(1, 70))
 def test_needs_are_those_of_single_steps(data: st.DataObject, step: int, num_steps: int) -> None:
     ring, taken = data.draw(rings(step=step, num_steps=num_steps))
-    needs = ring.needs(step, num_steps)
-    assert needs.num_blocks == len(taken)
-    owners = [needs.tables[place % len(needs.tables)][0] for place in range(len(taken))]
+    tables, num_blocks, *moments = ring.needs(step, num_steps)
+    assert num_blocks == len(taken)
+    owners = [tables[place % len(tables)][0] for place in range(len(taken))]
     assert owners == [order for _, order in taken]
     offsets = [at - step for at, _ in taken]
-    assert needs.moments == (sum(offsets), sum(j * (j - 1) // 2 for j in offsets))
+    assert moments == [sum(offsets), sum(j * (j - 1) // 2 for j in offsets)]
     for num in {0, len(taken) // 2, len(taken)}:
         first = offsets[:num]
         expected = (sum(first), sum(j * (j - 1) // 2 for j in first))
