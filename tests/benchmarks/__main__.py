@@ -17,6 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+import sim.engine
 from sim.files import write_json
 from tests.benchmarks.charts import draw
 from tests.benchmarks.loop import HEADER, line, measure_all
@@ -33,6 +34,9 @@ from tests.benchmarks.summary import (
     process_rows,
 )
 from tests.benchmarks.workloads import QUICK, REPOSITORY, WORKLOADS, Workload
+
+_IS_COMPILED = not str(sim.engine.__file__).endswith(".py")
+"""Whether the loop is that of the compiled build (`setup.py`)."""
 
 PACKAGES = ("kvsim", "numpy", "pandas", "pyarrow", "simpy", "msgspec", "matplotlib")
 
@@ -76,6 +80,7 @@ def _setting() -> dict[str, Any]:
     """Answer what is measured and where, as it is before the start."""
     return {
         "git_commit": _git_commit(),
+        "compiled": _IS_COMPILED,
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},
         "machine": {
@@ -133,6 +138,7 @@ def main() -> None:
     """Measure, print and write; the table of targets comes last."""
     arguments = _parse()
     usual = "kvsim-results/performance" if arguments.quick else "results/performance"
+    usual += "/compiled" if _IS_COMPILED else ""
     folder: Path = arguments.output_dir or REPOSITORY / usual
     folder.mkdir(parents=True, exist_ok=True)
     setting = _setting() | {"repeats": arguments.repeats}
