@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from sim.commands.common import is_on, progress, say, without_effect
 from sim.config import OutputConfig
+from sim.errors import ConfigError
 from sim.files import check_output_file
+from sim.results import RUN_FILES
 from sim.settings import Given, Resolved
+from workloads.errors import plain
 
 if TYPE_CHECKING:  # who only runs pays for none of it
     from sim.simulation import RunResult, Simulation
@@ -47,15 +50,39 @@ def check_needs(given: Mapping[str, Given], resolved: Resolved) -> None:
             without_effect(given[name], why, resolved.notes)
 
 
+def check_series(output: OutputConfig, read: Mapping[str, object]) -> None:
+    """Refuse a file for the series that cannot be written, or would replace another of the run.
+
+    *read* are values by the flags that gave them; those that name a file are read.
+
+    Raises:
+        ConfigError, FileError: see above.
+    """
+    if output.openmetrics is None:
+        return
+    path = Path(output.openmetrics)
+    shown = f"--openmetrics {plain(str(path))}"
+    folder = None if output.output_dir is None else Path(output.output_dir)
+    if folder is not None and path.parent.resolve() == folder.resolve():
+        if path.stem in RUN_FILES:
+            raise ConfigError(f"{shown} is a result file of the run: expected another name")
+        if not folder.exists():
+            return  # it will be made
+    check_output_file(path, (), "--openmetrics")
+    for flag, value in read.items():
+        name = value if isinstance(value, str) else ""
+        # Not of pathlib, which raises for a text that is no path.
+        if os.path.isfile(name) and path.exists() and path.samefile(name):  # noqa: PTH113
+            raise ConfigError(f"{shown} is what {flag} reads: expected another file")
+
+
 @contextmanager
 def watched(output: OutputConfig) -> Iterator["Watch"]:
     """Lend what looks at the runs of a command, the port already listened on.
 
     Raises:
-        ConfigError, FileError: the port, or the file, cannot be had.
+        FileError: the port cannot be had.
     """
-    if output.openmetrics is not None:
-        check_output_file(Path(output.openmetrics), (), "--openmetrics")
     if output.metrics_port is None:
         yield Watch(output)
         return

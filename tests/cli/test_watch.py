@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -170,6 +171,76 @@ def test_scrapes_from_other_threads_see_whole_steps() -> None:
     assert simulation.result.recorder.totals.num_steps == expected.num_steps
 
 
+def _finished() -> Endpoint:
+    """Answer what shows a small run that is over."""
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    endpoint = Endpoint()
+    endpoint.attach(simulation.result)
+    simulation.run(endpoint.answer)
+    endpoint.finish(simulation.allocator.stats())
+    return endpoint
+
+
+def test_scrapes_may_ask_for_names() -> None:
+    wanted = {"vllm:num_preemptions_total", "vllm:e2e_request_latency_seconds_count"}
+    with served(_finished(), "127.0.0.1", 0) as address:
+        everything = _values(list(parse_text(_scrape(address))))
+        query = "&".join(f"name[]={name}" for name in wanted)
+        some = _values(list(parse_text(_scrape(f"{address}?{query}"))))
+    assert some == {key: value for key, value in everything.items() if key[0] in wanted}
+    assert {name for name, _ in some} == wanted
+
+
+def test_one_answer_is_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.watch.endpoint.PATIENCE_S", 3600)
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    endpoint, waiting, scraped = Endpoint(), threading.Semaphore(0), list[Values]()
+    endpoint.attach(simulation.result)
+    condition = endpoint._answered  # who waits for it is seen nowhere else
+    wait = condition.wait
+
+    def counted(timeout: float | None = None) -> bool:
+        waiting.release()  # the lock is held until it waits
+        return wait(timeout)
+
+    monkeypatch.setattr(condition, "wait", counted)
+    threads = [
+        threading.Thread(target=lambda: scraped.append(_values(list(endpoint.collect()))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for _ in threads:
+        assert waiting.acquire(timeout=60)
+    endpoint.answer(0)
+    for thread in threads:
+        thread.join(60)
+    assert len(scraped) == 4
+    assert all(values == scraped[0] for values in scraped)
+
+
+def test_clients_that_hang_up_or_never_ask_are_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.watch.endpoint._Quiet.timeout", 0.1)
+    before = threading.active_count()
+    with served(_finished(), "127.0.0.1", 0) as address:
+        where = ("127.0.0.1", int(address.rsplit(":")[-1].partition("/")[0]))
+        for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost"):
+            with socket.create_connection(where, timeout=60) as idle:
+                idle.sendall(sent)
+                assert idle.recv(1) == b""  # the other side is closed
+            with socket.create_connection(where, timeout=60) as gone:
+                gone.sendall(sent)
+                reset = struct.pack("ii", 1, 0)  # closed by a reset, as by a scan of ports
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        assert "vllm:num_requests_running" in _scrape(address)
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(60 if threading.active_count() > before else 0)
+    assert capfd.readouterr() == ("", "")
+
+
 def _at(text: str, timestamp: str) -> list[Metric]:
     """Answer the samples of one time, checked as a whole file.
 
@@ -229,6 +300,25 @@ def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: 
     assert "--openmetrics-interval 0.001 makes more than 20,000 samples" in done.err
     assert file.read_text() == "older"
     assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--config", "--output-dir"])
+def test_a_series_replaces_nothing_of_its_run(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, flag: str
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('allocator = "paged"\n')
+    out = tmp_path / "out"
+    files = {"--trace": busy_trace, "--config": config, "--output-dir": out / "requests.csv"}
+    run = ("run", "--trace", busy_trace, "--config", config, *FLAGS, "-o", out)
+    before = busy_trace.read_bytes(), config.read_bytes()
+    done = kvsim(*run, "--openmetrics", files[flag])
+    assert done.code == 2
+    assert f"--openmetrics {files[flag]} is " in done.refusal
+    assert (busy_trace.read_bytes(), config.read_bytes()) == before
+    assert not out.exists()
+    assert kvsim(*run, "--openmetrics", out / "series").code == 0
+    assert (out / "series").read_text().endswith("# EOF\n")
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
