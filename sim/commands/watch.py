@@ -173,6 +173,7 @@ class Watch:
         self, simulation: "Simulation", clock: Callable[[], int]
     ) -> AbstractContextManager[Look]:
         can_draw = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+        can_draw = can_draw and sys.stderr.encoding.lower().startswith("utf")
         if self._output.live and can_draw:
             return _board(simulation, clock)
         result = simulation.result
@@ -182,6 +183,7 @@ class Watch:
 @contextmanager
 def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]:
     """Lend a callback that shows the board on stderr, as it is at the time that *clock* tells."""
+    start = due = time.monotonic()
     from rich.console import Console  # noqa: PLC0415  # only who looks pays for it
     from rich.live import Live  # noqa: PLC0415
 
@@ -190,7 +192,6 @@ def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]
     result = simulation.result
     console = Console(stderr=True)
     board = Board(result.config.label, len(result.trace), result.recorder)
-    start = due = time.monotonic()
     with Live(
         console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
@@ -206,4 +207,5 @@ def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]
                 due = time.monotonic() + REFRESH_S
 
         yield update
+        board.finish(simulation.allocator.stats())
         show(result.recorder.now_ps)

@@ -1,6 +1,7 @@
 """What ``--live``, ``--metrics-port``, ``--speed`` and ``--openmetrics`` show, and no more."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -20,8 +21,11 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from rich.console import Console
 
+from sim.columns import SLOT_STATES
 from sim.simulation import Simulation
+from sim.watch.board import Board
 from sim.watch.endpoint import Endpoint, served
 from sim.watch.names import HISTOGRAMS, SCALARS
 from tests.cli.conftest import Kvsim
@@ -331,7 +335,9 @@ def test_without_a_terminal_live_changes_nothing(
     assert kvsim(command, *flags, "--live") == plain
 
 
-def _in_terminal(*arguments: str | Path, interrupt: str = "") -> tuple[int, bytes, bytes]:
+def _in_terminal(
+    *arguments: str | Path, interrupt: str = "", **variables: str
+) -> tuple[int, bytes, bytes]:
     """Answer exit code, stdout and what a terminal on stderr receives.
 
     *interrupt*: send SIGINT once the terminal has received this.
@@ -343,7 +349,7 @@ def _in_terminal(*arguments: str | Path, interrupt: str = "") -> tuple[int, byte
     with subprocess.Popen(
         [*command, *map(str, arguments)],
         cwd=REPOSITORY,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"} | variables,
         stdout=subprocess.PIPE,
         stderr=theirs,
     ) as process:
@@ -368,11 +374,34 @@ def test_the_board(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == files
     board = shown.decode()
     summary = json.loads(files["summary.json"])
-    assert f"12 of 12 requests, {summary['duration']:,.1f} s simulated" in board
-    assert f"{summary['num_preemptions']} preemptions" in board
+    last = board[board.rindex("12 of 12 requests") :]
+    assert f"{summary['duration']:,.1f} s " in last
+    assert f" 0  running, 0 waiting, {summary['num_preemptions']} preemptions" in last
     for label in ("KV usage", "failed allocations", "prefix hit rate"):
         assert label in board
     assert board.count("\x1b[?25l") == board.count("\x1b[?25h") == 1  # the cursor is back
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_the_board_keeps_to_its_width(width: int) -> None:
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    recorder = simulation.run().recorder
+    board = Board("prefix", 10, recorder)
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(board.show(recorder.now_ps, 1.0, width))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width - len("^C")  # else an interruption moves the board
+    assert len(lines) == (9 if width == 80 else 8 if width == 120 else 7)
+    if width >= 80:  # each share with its state
+        legend = re.findall(r"(\S) (\w+) +\d+%", "\n".join(lines[4:-3]))
+        assert [state for _, state in legend] == list(SLOT_STATES)
+
+
+def test_no_board_where_its_letters_cannot_be_shown(busy_trace: Path) -> None:
+    run = ("run", "--trace", busy_trace, *FLAGS, "--live")
+    code, _, shown = _in_terminal(*run, PYTHONIOENCODING="ascii")
+    assert (code, shown) == (0, b"")
 
 
 def test_an_interrupted_board_gives_the_cursor_back(busy_trace: Path) -> None:
