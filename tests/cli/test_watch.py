@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,11 @@ from sim.simulation import Simulation
 from sim.watch.board import Board
 from sim.watch.endpoint import Endpoint, served
 from sim.watch.names import HISTOGRAMS, SCALARS
+from sim.watch.openmetrics import write_openmetrics
 from tests.cli.conftest import Kvsim
 from tests.conftest import REPOSITORY
 from tests.strategies import PREFIX, make_config, random_trace
+from workloads.record import PS_PER_S
 
 SMALL = ("--num-gpu-blocks-override", "21", "--max-model-len", "200", "--max-num-seqs", "6")
 FLAGS = (*SMALL, "--step-time", "linear:0.01,1e-4,1e-6")
@@ -293,6 +296,18 @@ def test_promtool_backfills_from_it(kvsim: Kvsim, busy_trace: Path, tmp_path: Pa
     command += [file, tmp_path / "blocks"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "NUM SERIES" in done.stdout
+
+
+def test_a_long_series_needs_little_memory(tmp_path: Path) -> None:
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    result, stats = simulation.run(), simulation.allocator.stats()
+    interval = (result.recorder.now_ps - result.recorder.start_ps) / PS_PER_S / 100
+    tracemalloc.start()
+    write_openmetrics(tmp_path / "series", result, stats, interval, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len((tmp_path / "series").read_bytes()) > 100 * 20_000
+    assert peak < 100 * 8_000
 
 
 def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
