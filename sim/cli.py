@@ -27,6 +27,8 @@ def console() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; answer the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stderr is None:  # closed: what is said goes nowhere, and no file gets its number
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     with suppress(ValueError):  # not in the main thread, which alone may do this
         # As an interruption: temporary files go, and what is whole stays.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -45,14 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"kvsim: out of memory: {error}: shorten the trace or its outputs")
         return 1
     except KeyboardInterrupt:
-        after = "\n" if sys.stderr and sys.stderr.isatty() else ""  # the ^C that a terminal shows
+        after = "\n" if sys.stderr.isatty() else ""  # the ^C that a terminal shows
         _say(f"{after}kvsim: interrupted")
         return 130
 
 
 def _say(text: str) -> None:
-    if sys.stderr is not None:  # it may be closed, and print would take standard output then
-        print(text, file=sys.stderr)
+    print(text, file=sys.stderr)
 
 
 def _refusal(error: Exception) -> tuple[int, str]:

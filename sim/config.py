@@ -336,8 +336,8 @@ class OutputConfig(_Concern, frozen=True):
     metrics_port: Annotated[
         Port | None,
         Meta(
-            description="Serve vLLM's metrics of the run for Prometheus; 0 is any free port "
-            "(kvsim only).",
+            description="Serve vLLM's metrics for Prometheus, of kvsim run, not compare; 0 is any "
+            "free port (kvsim only).",
         ),
     ] = None
     metrics_host: Annotated[
@@ -353,7 +353,8 @@ class OutputConfig(_Concern, frozen=True):
     openmetrics: Annotated[
         str | None,
         Meta(
-            description="File for the metrics over time, as promtool backfills them (kvsim only)."
+            description="File for the metrics over time, as promtool backfills them; of kvsim "
+            "run, not compare (kvsim only)."
         ),
     ] = None
     openmetrics_interval: Annotated[

@@ -21,6 +21,9 @@ from workloads.errors import plain
 if TYPE_CHECKING:
     import pyarrow as pa
 
+RUN_FILES = ("requests", "steps", "summary", "manifest", "block_tables")
+"""Names, without their ends, of what a run's folder may hold."""
+
 
 def make_output_dir(path: str | Path) -> Path:
     """Create the folder if need be and answer it, writable.

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from sim.commands.common import given_by, load_trace, print_json, without_effect
-from sim.commands.watch import Watch, check_needs, watched
+from sim.commands.watch import Watch, check_needs, check_series, watched
 from sim.config import OutputConfig
 from sim.errors import ConfigError
 from sim.files import atomic
@@ -18,6 +18,7 @@ from sim.results import make_output_dir, write_run
 from sim.settings import Resolved, resolve
 from sim.simulation import Simulation
 from sim.summary import summarize
+from workloads.errors import plain
 
 BLOCK_TABLES = "block_tables.jsonl"
 
@@ -41,6 +42,8 @@ def run(values: dict[str, Any]) -> int:
                 why = f"{given[setting].shown} needs a folder: add --output-dir DIR"
                 without_effect(given[setting], why, resolved.notes)
     check_needs(given, resolved)
+    read = {each.shown: each.value for name, each in given.items() if name != "openmetrics"}
+    check_series(output, {**read, f"--config {plain(str(values['config']))}": values["config"]})
     with watched(output) as watch:
         _run(resolved, watch)
         watch.linger()

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from sim.commands.common import is_on, progress, say, without_effect
 from sim.config import OutputConfig
+from sim.errors import ConfigError
 from sim.files import check_output_file
+from sim.results import RUN_FILES
 from sim.settings import Given, Resolved
+from workloads.errors import plain
 
 if TYPE_CHECKING:  # who only runs pays for none of it
     from sim.simulation import RunResult, Simulation
@@ -47,15 +50,39 @@ def check_needs(given: Mapping[str, Given], resolved: Resolved) -> None:
             without_effect(given[name], why, resolved.notes)
 
 
+def check_series(output: OutputConfig, read: Mapping[str, object]) -> None:
+    """Refuse a file for the series that cannot be written, or would replace another of the run.
+
+    *read* are values by the flags that gave them; those that name a file are read.
+
+    Raises:
+        ConfigError, FileError: see above.
+    """
+    if output.openmetrics is None:
+        return
+    path = Path(output.openmetrics)
+    shown = f"--openmetrics {plain(str(path))}"
+    folder = None if output.output_dir is None else Path(output.output_dir)
+    if folder is not None and path.parent.resolve() == folder.resolve():
+        if path.stem in RUN_FILES:
+            raise ConfigError(f"{shown} is a result file of the run: expected another name")
+        if not folder.exists():
+            return  # it will be made
+    check_output_file(path, (), "--openmetrics")
+    for flag, value in read.items():
+        name = value if isinstance(value, str) else ""
+        # Not of pathlib, which raises for a text that is no path.
+        if os.path.isfile(name) and path.exists() and path.samefile(name):  # noqa: PTH113
+            raise ConfigError(f"{shown} is what {flag} reads: expected another file")
+
+
 @contextmanager
 def watched(output: OutputConfig) -> Iterator["Watch"]:
     """Lend what looks at the runs of a command, the port already listened on.
 
     Raises:
-        ConfigError, FileError: the port, or the file, cannot be had.
+        FileError: the port cannot be had.
     """
-    if output.openmetrics is not None:
-        check_output_file(Path(output.openmetrics), (), "--openmetrics")
     if output.metrics_port is None:
         yield Watch(output)
         return
@@ -146,6 +173,7 @@ class Watch:
         self, simulation: "Simulation", clock: Callable[[], int]
     ) -> AbstractContextManager[Look]:
         can_draw = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+        can_draw = can_draw and sys.stderr.encoding.lower().startswith("utf")
         if self._output.live and can_draw:
             return _board(simulation, clock)
         result = simulation.result
@@ -155,6 +183,7 @@ class Watch:
 @contextmanager
 def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]:
     """Lend a callback that shows the board on stderr, as it is at the time that *clock* tells."""
+    start = due = time.monotonic()
     from rich.console import Console  # noqa: PLC0415  # only who looks pays for it
     from rich.live import Live  # noqa: PLC0415
 
@@ -163,7 +192,6 @@ def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]
     result = simulation.result
     console = Console(stderr=True)
     board = Board(result.config.label, len(result.trace), result.recorder)
-    start = due = time.monotonic()
     with Live(
         console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
@@ -179,4 +207,5 @@ def _board(simulation: "Simulation", clock: Callable[[], int]) -> Iterator[Look]
                 due = time.monotonic() + REFRESH_S
 
         yield update
+        board.finish(simulation.allocator.stats())
         show(result.recorder.now_ps)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
+from sim.allocators.base import MemoryStats
 from sim.columns import SLOT_STATES
 from sim.metrics import Recorder
 from sim.watch.observer import Observer, Sample
@@ -13,7 +15,7 @@ from workloads.record import PS_PER_S
 BINS = 60
 """Equal parts of simulated time that a history has at most; at least half as many, once it has."""
 
-_LABEL_WIDTH, _FIGURE_WIDTH = 18, 9
+_LABEL_WIDTH, _FIGURE_WIDTH, _LEGEND_WIDTH = 18, 11, 30
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SLOTS = {
     "live": ("█", "green"),
@@ -34,6 +36,10 @@ class History:
         self._start_ps = recorder.start_ps
         self._width_ps = PS_PER_S // 1000
         self.samples: list[Sample] = [self._observer.sample(self._start_ps)]
+
+    def finish(self, stats: MemoryStats) -> None:
+        """Take in that the run is over and left *stats* behind."""
+        self._observer.finish(stats)
 
     def advance(self, time_ps: int) -> Sample:
         """Add what is missing up to *time_ps*; answer the sample there."""
@@ -80,32 +86,41 @@ class Board:
         self._label, self._num_requests, self._recorder = label, num_requests, recorder
         self._history = History(recorder)
 
+    def finish(self, stats: MemoryStats) -> None:
+        """Show what the run left, *stats* in the pool, at its end."""
+        self._history.finish(stats)
+
     def show(self, time_ps: int, wall_s: float, width: int) -> Table:
         """Answer the board at *time_ps*, *wall_s* seconds after the start, *width* columns wide."""
+        width -= len("^C")  # which the terminal puts behind it
         history = self._history
         now = history.advance(time_ps)
         counts = now.counts
         simulated = (time_ps - self._recorder.start_ps) / PS_PER_S
         table = Table.grid(padding=(0, 2))
+        table.width = max(1, width)
         table.add_column(width=_LABEL_WIDTH, no_wrap=True)
         table.add_column(width=_FIGURE_WIDTH, justify="right", no_wrap=True)
-        table.add_column()
+        rest = max(10, width - _LABEL_WIDTH - _FIGURE_WIDTH - 4)
+        room = min(BINS, rest)
+        table.add_column(width=rest, no_wrap=True)  # what has no room is cut: as many lines
         speed = simulated / wall_s if wall_s else 0.0
         rate = counts["generation_tokens"] / simulated if simulated else 0.0
         table.add_row(
             Text(self._label, style="bold"),
             f"{self._recorder.num_done / self._num_requests:.0%}",
-            f"{self._recorder.num_done:,} of {self._num_requests:,} requests, "
-            f"{simulated:,.1f} s simulated at {speed:,.3g}x, {rate:,.0f} output tok/s",
+            f"{self._recorder.num_done:,} of {self._num_requests:,} requests",
         )
+        pace = f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+        table.add_row("simulated", f"{simulated:,.1f} s", f"at {pace}x, {rate:,.0f} output tok/s")
         table.add_row(
             "requests",
             f"{now.running:,}",
             f"running, {now.waiting:,} waiting, {counts['num_preempted']:,} preemptions",
         )
-        room = max(10, min(BINS, width - _LABEL_WIDTH - _FIGURE_WIDTH - 4))
         table.add_row("KV slots", f"{now.usage:.0%}", _bar(now, room))
-        table.add_row("", "", _legend(now))
+        if room >= _LEGEND_WIDTH:
+            table.add_row("", "", _legend(now))
         usages = [sample.usage for sample in history.samples][-room:]
         table.add_row("KV usage", f"{now.usage:.0%}", sparkline(usages, 1))
         refusals = history.rates("num_refusals")[-room:]
@@ -130,10 +145,10 @@ def _bar(sample: Sample, width: int) -> Text:
     return bar
 
 
-def _legend(sample: Sample) -> Text:
-    text, total = Text(), sum(sample.slots.values())
+def _legend(sample: Sample) -> Columns:
+    total, shown = sum(sample.slots.values()), Columns(padding=(0, 1))
     for state in SLOT_STATES:
         letter, style = _SLOTS[state]
-        text.append(f"{letter}\xa0", style)
-        text.append(f"{state}\xa0{sample.slots[state] / total:.0%} ")  # not to be torn apart
-    return text
+        text = Text.assemble((letter, style), f" {state} {sample.slots[state] / total:.0%}")
+        shown.add_renderable(text)
+    return shown

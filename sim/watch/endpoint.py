@@ -5,6 +5,7 @@ shown is of one instant, and the run is never read while it changes.
 """
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from sim.allocators.base import MemoryStats
 from sim.errors import FileError
 from sim.files import reason
 from sim.simulation import RunResult
-from sim.watch.families import Families
+from sim.watch.families import Families, described
 from sim.watch.names import bounds
 from sim.watch.observer import Observer, Sample
 from workloads.errors import plain
@@ -40,8 +41,7 @@ class Endpoint(Collector):
     def __init__(self) -> None:
         self.asked = False
         self.wake = threading.Event()
-        self._lock = threading.Lock()  # one scrape at a time
-        self._answered = threading.Event()
+        self._answered = threading.Condition()
         self._families: Families | None = None
         self._observer: Observer | None = None
         self._sample: Sample | None = None
@@ -57,41 +57,54 @@ class Endpoint(Collector):
         """Answer who asks; *time_ps* is now. Only from the run's thread."""
         if self.asked:
             assert self._observer is not None
-            self.asked = False
-            self._sample = self._observer.sample(time_ps)
-            self._answered.set()
+            with self._answered:  # one answer for all who wait
+                self.asked = False
+                self._sample = self._observer.sample(time_ps)
+                self._answered.notify_all()
 
     def finish(self, stats: MemoryStats) -> None:
         """Show from now on what the run left, *stats* in the pool. Only from the run's thread."""
         assert self._observer is not None
-        self._observer.finish(stats)
-        self._sample = self._observer.sample()
-        self._over = True
-        self._answered.set()
+        with self._answered:
+            self._observer.finish(stats)
+            self._sample = self._observer.sample()
+            self._over = True
+            self._answered.notify_all()
 
     def collect(self) -> Iterator[Metric]:
         """Answer the metrics of now; from any thread."""
-        with self._lock:
-            if self._families is None:
-                return
-            self._answered.clear()
-            self.asked = True
-            self.wake.set()
+        if self._families is None:
+            return
+        with self._answered:
             if not self._over:
+                self.asked = True
+                self.wake.set()
                 self._answered.wait(PATIENCE_S)
             sample = self._sample
-            if sample is not None:
-                yield from self._families.show([(None, sample)])
+        if sample is not None:
+            yield from self._families.show(sample)
+
+    def describe(self) -> Iterator[Metric]:
+        """Answer the families without values: the library finds by them what ``name[]`` asks."""
+        return described()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread a scrape, so that one that hangs is in nobody's way."""
 
     daemon_threads = True
+    request_queue_size = 128  # of 5 at once some would try again a second later
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of who has hung up, or never asked."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Quiet(WSGIRequestHandler):
     """Says nothing of a scrape: stderr is the user's."""
+
+    timeout = 2 * PATIENCE_S  # for who connects and does not ask
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # its name there
         """Do nothing."""

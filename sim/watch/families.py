@@ -1,4 +1,4 @@
-"""Samples as the families of the Prometheus client library."""
+"""A sample as the families of the Prometheus client library."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,11 +15,15 @@ from sim.simulation import RunResult
 from sim.watch.names import HISTOGRAMS, SCALARS, Scalar, bounds
 from sim.watch.observer import Sample
 
-Timed = Sequence[tuple[float | None, Sample]]
-"""Samples and their Unix times, None for now; one at least, in order."""
-
 ENGINE = "0"
 """Its label: vLLM counts engines from 0, and a run has one."""
+
+
+_INFOS = {
+    "vllm:cache_config_info": "Configuration of the KV cache.",
+    "kvsim:run_info": "What is simulated.",
+}
+"""Help of the metrics that are always 1."""
 
 
 class Families(NamedTuple):
@@ -55,40 +59,42 @@ class Families(NamedTuple):
             config.model.max_model_len or 0,
         )
 
-    def show(self, samples: Timed) -> Iterator[Metric]:
-        """Answer *samples*, family by family."""
+    def show(self, sample: Sample) -> Iterator[Metric]:
+        """Answer *sample*, family by family."""
         for scalar in SCALARS:
-            yield self._scalar(scalar, samples)
+            yield self._scalar(scalar, sample)
         for name, upper in bounds(self.max_model_len).items():
-            yield self._histogram(name, upper, samples)
-        yield self._info(
-            "vllm:cache_config_info", "Configuration of the KV cache.", self.cache_config, samples
-        )
-        yield self._info("kvsim:run_info", "What is simulated.", self.run_info, samples)
+            yield self._histogram(name, upper, sample)
+        for name, labels in zip(_INFOS, (self.cache_config, self.run_info), strict=True):
+            yield self._info(name, labels)
 
-    def _scalar(self, scalar: Scalar, samples: Timed) -> Metric:
+    def _scalar(self, scalar: Scalar, sample: Sample) -> Metric:
         kind = CounterMetricFamily if scalar.kind == "counter" else GaugeMetricFamily
         labels = ["model_name", "engine", *([scalar.label] if scalar.label else [])]
         family = kind(scalar.name, scalar.doc, labels=labels)
-        values = [scalar.values(sample) for _, sample in samples]
-        for which in values[0]:
-            own = [self.model_name, ENGINE, *([which] if scalar.label else [])]
-            for (time, _), value in zip(samples, values, strict=True):
-                family.add_metric(own, value[which], timestamp=time)
+        for which, value in scalar.values(sample).items():
+            family.add_metric([self.model_name, ENGINE, *([which] if scalar.label else [])], value)
         return family
 
-    def _histogram(self, name: str, upper: Sequence[float], samples: Timed) -> Metric:
-        doc = HISTOGRAMS[name][0]
-        family = HistogramMetricFamily(name, doc, labels=["model_name", "engine"])
+    def _histogram(self, name: str, upper: Sequence[float], sample: Sample) -> Metric:
+        family = HistogramMetricFamily(name, HISTOGRAMS[name][0], labels=["model_name", "engine"])
+        counts, total = sample.histograms[name]
         shown = [*map(floatToGoString, upper), "+Inf"]
-        for time, sample in samples:
-            counts, total = sample.histograms[name]
-            buckets = list(zip(shown, counts.cumsum().tolist(), strict=True))
-            family.add_metric([self.model_name, ENGINE], buckets, total, timestamp=time)
+        buckets = list(zip(shown, counts.cumsum().tolist(), strict=True))
+        family.add_metric([self.model_name, ENGINE], buckets, total)
         return family
 
-    def _info(self, name: str, doc: str, labels: dict[str, str], samples: Timed) -> Metric:
-        family = GaugeMetricFamily(name, doc, labels=["engine", *labels])
-        for time, _ in samples:
-            family.add_metric([ENGINE, *labels.values()], 1, timestamp=time)
+    def _info(self, name: str, labels: dict[str, str]) -> Metric:
+        family = GaugeMetricFamily(name, _INFOS[name], labels=["engine", *labels])
+        family.add_metric([ENGINE, *labels.values()], 1)
         return family
+
+
+def described() -> Iterator[Metric]:
+    """Answer the families that are shown of any run, without values."""
+    for scalar in SCALARS:
+        yield Metric(scalar.name, scalar.doc, scalar.kind)
+    for name, (doc, _) in HISTOGRAMS.items():
+        yield Metric(name, doc, "histogram")
+    for name, doc in _INFOS.items():
+        yield Metric(name, doc, "gauge")

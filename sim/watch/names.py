@@ -32,6 +32,11 @@ def _counter(name: str, doc: str, key: str) -> Scalar:
     return Scalar(name, "counter", doc, lambda sample: {"": sample.counts[key]})
 
 
+def _external(name: str) -> Scalar:
+    return Scalar(name, "counter", "Of a KV connector: there is none.", lambda _: {"": 0})
+
+
+_SOURCES = ("device", "host", "disk", "p2p", "external_unspecified")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 SCALARS = (
@@ -64,6 +69,8 @@ SCALARS = (
         "vllm:prefix_cache_queries", "Prompt tokens looked up at admission.", "prefix_cache_queries"
     ),
     _counter("vllm:prefix_cache_hits", "Of those, tokens found.", "prefix_cache_hits"),
+    _external("vllm:external_prefix_cache_queries"),
+    _external("vllm:external_prefix_cache_hits"),
     _counter("vllm:num_preemptions", "Preemptions.", "num_preempted"),
     _counter("vllm:prompt_tokens", "Prompt tokens, once the first token comes.", "prompt_tokens"),
     Scalar(
@@ -78,6 +85,13 @@ SCALARS = (
         "source",
     ),
     _counter("vllm:prompt_tokens_cached", "Prompt tokens found in the cache.", "cached_tokens"),
+    Scalar(
+        "vllm:prompt_tokens_cached_by_source",
+        "counter",
+        "Prompt tokens found in the cache by where it is; here all on the GPU.",
+        lambda sample: dict.fromkeys(_SOURCES, 0) | {"device": sample.counts["cached_tokens"]},
+        "source",
+    ),
     _counter("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
     Scalar(
         "vllm:request_success",

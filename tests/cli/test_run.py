@@ -414,6 +414,12 @@ def test_a_closed_pipe_is_no_error(busy_trace: Path) -> None:
     assert done.stderr == ""
 
 
+def test_standard_error_may_be_closed(kvsim: Kvsim, busy_trace: Path) -> None:
+    run = f"run --trace {busy_trace} {' '.join(FLAGS)}"
+    done = _piped(f"{KVSIM} {run} --live 2>&-")
+    assert (done.returncode, done.stdout) == (0, kvsim(*run.split()).out)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_standard_output_on_a_full_disk(busy_trace: Path) -> None:
     done = _piped(f"{KVSIM} run --trace {busy_trace} {' '.join(FLAGS)} > /dev/full")

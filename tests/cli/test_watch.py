@@ -1,15 +1,16 @@
-"""What ``--live``, ``--metrics-port``, ``--speed`` and ``--openmetrics`` show, and no more."""
+"""What ``--metrics-port``, ``--speed`` and ``--openmetrics`` show, and no more."""
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from sim.simulation import Simulation
 from sim.watch.endpoint import Endpoint, served
 from sim.watch.names import HISTOGRAMS, SCALARS
+from sim.watch.openmetrics import write_openmetrics
 from tests.cli.conftest import Kvsim
 from tests.conftest import REPOSITORY
 from tests.strategies import PREFIX, make_config, random_trace
+from workloads.record import PS_PER_S
 
 SMALL = ("--num-gpu-blocks-override", "21", "--max-model-len", "200", "--max-num-seqs", "6")
 FLAGS = (*SMALL, "--step-time", "linear:0.01,1e-4,1e-6")
@@ -170,6 +173,76 @@ def test_scrapes_from_other_threads_see_whole_steps() -> None:
     assert simulation.result.recorder.totals.num_steps == expected.num_steps
 
 
+def _finished() -> Endpoint:
+    """Answer what shows a small run that is over."""
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    endpoint = Endpoint()
+    endpoint.attach(simulation.result)
+    simulation.run(endpoint.answer)
+    endpoint.finish(simulation.allocator.stats())
+    return endpoint
+
+
+def test_scrapes_may_ask_for_names() -> None:
+    wanted = {"vllm:num_preemptions_total", "vllm:e2e_request_latency_seconds_count"}
+    with served(_finished(), "127.0.0.1", 0) as address:
+        everything = _values(list(parse_text(_scrape(address))))
+        query = "&".join(f"name[]={name}" for name in wanted)
+        some = _values(list(parse_text(_scrape(f"{address}?{query}"))))
+    assert some == {key: value for key, value in everything.items() if key[0] in wanted}
+    assert {name for name, _ in some} == wanted
+
+
+def test_one_answer_is_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.watch.endpoint.PATIENCE_S", 3600)
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    endpoint, waiting, scraped = Endpoint(), threading.Semaphore(0), list[Values]()
+    endpoint.attach(simulation.result)
+    condition = endpoint._answered  # who waits for it is seen nowhere else
+    wait = condition.wait
+
+    def counted(timeout: float | None = None) -> bool:
+        waiting.release()  # the lock is held until it waits
+        return wait(timeout)
+
+    monkeypatch.setattr(condition, "wait", counted)
+    threads = [
+        threading.Thread(target=lambda: scraped.append(_values(list(endpoint.collect()))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for _ in threads:
+        assert waiting.acquire(timeout=60)
+    endpoint.answer(0)
+    for thread in threads:
+        thread.join(60)
+    assert len(scraped) == 4
+    assert all(values == scraped[0] for values in scraped)
+
+
+def test_clients_that_hang_up_or_never_ask_are_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.watch.endpoint._Quiet.timeout", 0.1)
+    before = threading.active_count()
+    with served(_finished(), "127.0.0.1", 0) as address:
+        where = ("127.0.0.1", int(address.rsplit(":")[-1].partition("/")[0]))
+        for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost"):
+            with socket.create_connection(where, timeout=60) as idle:
+                idle.sendall(sent)
+                assert idle.recv(1) == b""  # the other side is closed
+            with socket.create_connection(where, timeout=60) as gone:
+                gone.sendall(sent)
+                reset = struct.pack("ii", 1, 0)  # closed by a reset, as by a scan of ports
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        assert "vllm:num_requests_running" in _scrape(address)
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(60 if threading.active_count() > before else 0)
+    assert capfd.readouterr() == ("", "")
+
+
 def _at(text: str, timestamp: str) -> list[Metric]:
     """Answer the samples of one time, checked as a whole file.
 
@@ -220,6 +293,18 @@ def test_promtool_backfills_from_it(kvsim: Kvsim, busy_trace: Path, tmp_path: Pa
     assert "NUM SERIES" in done.stdout
 
 
+def test_a_long_series_needs_little_memory(tmp_path: Path) -> None:
+    simulation = Simulation(make_config(PREFIX), random_trace(seed=5, num_requests=10))
+    result, stats = simulation.run(), simulation.allocator.stats()
+    interval = (result.recorder.now_ps - result.recorder.start_ps) / PS_PER_S / 40
+    tracemalloc.start()
+    write_openmetrics(tmp_path / "series", result, stats, interval, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len((tmp_path / "series").read_bytes()) > 40 * 20_000
+    assert peak < 40 * 20_000
+
+
 def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "series"
     file.write_text("older")
@@ -231,66 +316,23 @@ def test_a_file_with_too_many_samples(kvsim: Kvsim, busy_trace: Path, tmp_path: 
     assert (tmp_path / "summary.json").exists()
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_without_a_terminal_live_changes_nothing(
-    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flag", ["--trace", "--config", "--output-dir"])
+def test_a_series_replaces_nothing_of_its_run(
+    kvsim: Kvsim, busy_trace: Path, tmp_path: Path, flag: str
 ) -> None:
-    monkeypatch.setattr("sim.plots.figures.write_comparison_charts", lambda *_: [])
-    flags = ("--trace", busy_trace, *SMALL, "--step-time", "constant:0.1", "-o", tmp_path / "out")
-    plain = kvsim(command, *flags)
-    assert kvsim(command, *flags, "--live") == plain
-
-
-def _in_terminal(*arguments: str | Path, interrupt: str = "") -> tuple[int, bytes, bytes]:
-    """Answer exit code, stdout and what a terminal on stderr receives.
-
-    *interrupt*: send SIGINT once the terminal has received this.
-    """
-    pty = pytest.importorskip("pty")
-    command = [sys.executable, "-c", "import sys; from sim.cli import console; sys.exit(console())"]
-    ours, theirs = pty.openpty()
-    shown = b""
-    with subprocess.Popen(
-        [*command, *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # EIO: the other side is closed
-            while part := os.read(ours, 4096):
-                shown += part
-                if interrupt and interrupt.encode() in shown:
-                    process.send_signal(signal.SIGINT)
-                    interrupt = ""
-        os.close(ours)
-        out, _ = process.communicate(timeout=60)
-    return process.returncode, out, shown
-
-
-def test_the_board(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
-    run = ("run", "--trace", busy_trace, *FLAGS, "-o", tmp_path / "out")
-    plain = kvsim(*run)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    code, out, shown = _in_terminal(*run, "--live")
-    assert (code, out.decode()) == (0, plain.out)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == files
-    board = shown.decode()
-    summary = json.loads(files["summary.json"])
-    assert f"12 of 12 requests, {summary['duration']:,.1f} s simulated" in board
-    assert f"{summary['num_preemptions']} preemptions" in board
-    for label in ("KV usage", "failed allocations", "prefix hit rate"):
-        assert label in board
-    assert board.count("\x1b[?25l") == board.count("\x1b[?25h") == 1  # the cursor is back
-
-
-def test_an_interrupted_board_gives_the_cursor_back(busy_trace: Path) -> None:
-    run = ("run", "--trace", busy_trace, *FLAGS, "--live", "--speed", "0.001x")
-    code, out, shown = _in_terminal(*run, interrupt="prefix hit rate")
-    assert (code, out) == (130, b"")
-    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
-    assert shown.decode().endswith("\r\nkvsim: interrupted\r\n")
+    config = tmp_path / "config.toml"
+    config.write_text('allocator = "paged"\n')
+    out = tmp_path / "out"
+    files = {"--trace": busy_trace, "--config": config, "--output-dir": out / "requests.csv"}
+    run = ("run", "--trace", busy_trace, "--config", config, *FLAGS, "-o", out)
+    before = busy_trace.read_bytes(), config.read_bytes()
+    done = kvsim(*run, "--openmetrics", files[flag])
+    assert done.code == 2
+    assert f"--openmetrics {files[flag]} is " in done.refusal
+    assert (busy_trace.read_bytes(), config.read_bytes()) == before
+    assert not out.exists()
+    assert kvsim(*run, "--openmetrics", out / "series").code == 0
+    assert (out / "series").read_text().endswith("# EOF\n")
 
 
 def test_a_port_in_use(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> None:
