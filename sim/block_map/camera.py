@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sim.allocators.base import Allocator, HasMemoryMap, MemoryMap
+from sim.allocators.base import HasMemoryMap, MemoryMap
 from sim.clients import NEVER
 from sim.columns import SLOT_STATES
 from sim.request import Request
 from sim.scheduler_output import SchedulerOutput
+from sim.simulation import Simulation
 from workloads.record import IntArray
 
 COUNTERS = ("refusals", "preemptions", "queries", "hits")
@@ -47,7 +48,7 @@ class MapCamera:
     `finish` when the run is over.
 
     Args:
-        allocator: the run's own.
+        simulation: whose run it looks at.
         instants: in ticks, rising.
 
     Attributes:
@@ -57,9 +58,11 @@ class MapCamera:
         unusable: of each frame, see `MemoryMap`.
     """
 
-    def __init__(self, allocator: Allocator, instants: Sequence[int]) -> None:
+    def __init__(self, simulation: Simulation, instants: Sequence[int]) -> None:
+        allocator = simulation.allocator
         assert isinstance(allocator, HasMemoryMap), "asked by who makes it"
         self._allocator, self._has_map = allocator, allocator
+        self._clients = simulation.clients
         self._instants = instants
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._num_steps = 0
@@ -68,7 +71,16 @@ class MapCamera:
         self.tenancies: list[Tenancy] = []
         self.cached: list[IntArray] = []
         self.unusable: list[Sequence[range]] = []
-        self.next_at = instants[0]
+        self._next_instant = instants[0]
+
+    @property
+    def next_at(self) -> int:
+        """See `sim.engine.Camera`; also where somebody arrives, who waits from then on."""
+        return min(self._next_instant, self._clients.next_arrival - 1)
+
+    @next_at.setter
+    def next_at(self, instant: int) -> None:
+        self._next_instant = instant
 
     def look(
         self, end: int, num_running: int, num_waiting: int, output: SchedulerOutput | None = None
@@ -81,7 +93,7 @@ class MapCamera:
             counts["queries"] += output.prefix_cache_queries
             counts["hits"] += output.prefix_cache_hits
             self._num_steps += output.num_steps
-        while self.next_at < end:
+        while self._next_instant < end:
             self._take(num_running, num_waiting)
             place = len(self.rows)
             self.next_at = self._instants[place] if place < len(self._instants) else NEVER

@@ -40,7 +40,7 @@ def take_movie(
     for run in finished:
         origin = int(run.simulation.result.trace.arrival_ps[0])
         camera = MapCamera(
-            run.simulation.allocator, [(origin + instant) * TICKS_PER_PS for instant in instants]
+            run.simulation, [(origin + instant) * TICKS_PER_PS for instant in instants]
         )
         result = simulate(run.simulation, camera)
         camera.finish()

@@ -119,34 +119,46 @@ def _filmed(config: RunConfig, trace: Trace, instants: Sequence[int]) -> MapCame
     """Run with frames at *instants* (ps after the first arrival)."""
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    camera = MapCamera(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    camera = MapCamera(simulation, [(origin + at) * TICKS_PER_PS for at in instants])
     simulation.run(camera=camera)
     camera.finish()
     return camera
 
 
+LOADS: dict[str, dict[str, Any]] = {
+    "open": {},
+    "async": {"async_scheduling": True},
+    "closed": {"max_concurrency": 25},
+    "static": {"batching": "static"},
+}
+
+
 @every_variant
-def test_frames_are_the_rows_of_the_step_table(variant: Variant) -> None:
-    """At every step of a run that is fast-forwarded between them, the numbers of single steps."""
-    config = make_config(variant, **SMALL)
-    trace = random_trace(seed=5, num_requests=40)
+@pytest.mark.parametrize("every", [1, 37])
+@pytest.mark.parametrize("load", LOADS)
+def test_frames_are_the_rows_of_the_step_table(variant: Variant, load: str, every: int) -> None:
+    """At any steps of a run that is fast-forwarded between them, the numbers of single steps.
+
+    The pool is overloaded: requests are preempted or refused, and arrive while many wait.
+    """
+    config = make_config(variant, **SMALL, **LOADS[load])
+    trace = random_trace(seed=5, num_requests=100)
     instants = sorted(step_starts(Simulation(config, trace)))
-    camera = _filmed(config, trace, instants)
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in camera.rows]
+    camera = _filmed(config, trace, instants[::every])
     steps = steps_of(plain_run(config, trace))
-    assert [row["step"] for row in rows] == [step["step"] for step in steps]
-    for name in ("running", "waiting"):
-        assert [row[name] for row in rows] == [step[name] for step in steps]
-    for state in SLOT_STATES:
-        assert [row[state] for row in rows] == [step[f"kv_{state}_slots"] for step in steps]
+    assert sum(step["num_refusals"] for step in steps) > 10
     for ours, theirs in {
         "refusals": "num_refusals",
         "preemptions": "num_preempted",
         "queries": "prefix_cache_queries",
         "hits": "prefix_cache_hits",
     }.items():
-        totals = accumulate(step[theirs] for step in steps)
-        assert [row[ours] for row in rows] == list(totals)
+        for step, total in zip(steps, accumulate(step[theirs] for step in steps), strict=True):
+            step[ours] = total
+    for step in steps:
+        step |= {state: step[f"kv_{state}_slots"] for state in SLOT_STATES}
+    rows = [tuple(step[name] for name in COLUMNS) for step in steps if step["duration"]]
+    assert camera.rows == rows[::every]
 
 
 @every_variant
@@ -155,7 +167,7 @@ def test_looking_on_changes_nothing(variant: Variant) -> None:
     trace = random_trace(seed=7, num_requests=40)
     plain = Simulation(config, trace).run()
     simulation = Simulation(config, trace)
-    camera = MapCamera(simulation.allocator, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
+    camera = MapCamera(simulation, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
     filmed = simulation.run(camera=camera)
     before, after = summarize(plain), summarize(filmed)
     assert before.keys() == after.keys()
@@ -210,7 +222,7 @@ def test_a_film_has_every_table_and_every_cached_place(variant: Variant, every: 
 
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    camera = Keeping(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    camera = Keeping(simulation, [(origin + at) * TICKS_PER_PS for at in instants])
     simulation.run(camera=camera)
     frames = range(0, len(instants), every)
     told = msgspec.json.decode(msgspec.json.encode(film(camera, frames)))
