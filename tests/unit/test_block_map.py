@@ -29,6 +29,7 @@ from sim.summary import summarize
 from sim.timing.base import TICKS_PER_PS
 from tests.checked import plain_run, steps_of
 from tests.strategies import (
+    PAGED,
     PREFIX,
     VARIANTS,
     Variant,
@@ -159,6 +160,76 @@ def test_frames_are_the_rows_of_the_step_table(variant: Variant, load: str, ever
         step |= {state: step[f"kv_{state}_slots"] for state in SLOT_STATES}
     rows = [tuple(step[name] for name in COLUMNS) for step in steps if step["duration"]]
     assert camera.rows == rows[::every]
+    assert [bool(why) for why in camera.why] == [row[2] > 0 for row in camera.rows]
+
+
+Arrival = tuple[float, int | Sequence[tuple[str, int]], int]
+OTHERS: list[Arrival] = [(0, 40, 20), (0, 40, 20)]
+ORACLE = Variant("contiguous", "oracle", "first_fit")
+MAX = Variant("contiguous", "max", "first_fit")
+
+
+@pytest.mark.parametrize(
+    ("variant", "arrivals", "values", "why"),
+    [
+        (PAGED, OTHERS[:1], {}, ""),
+        (PAGED, OTHERS, {"max_num_seqs": 1}, "max_num_seqs (1) is reached."),
+        (
+            PAGED,
+            [*OTHERS, *OTHERS],
+            {"max_num_batched_tokens": 8},
+            "max_num_batched_tokens (8) is used up.",
+        ),
+        (
+            PAGED,
+            [(0, 33, 20), (0.004, 32, 9), (0.004, 33, 9)],
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+            "Next in line computes 33 tokens at once; left of max_num_batched_tokens (64): 31.",
+        ),
+        (PAGED, [(0, 56, 8), (0, 57, 4)], {}, "Next in line needs 8 blocks; free: 2."),
+        (
+            PAGED,
+            OTHERS,
+            {"watermark": 0.3},
+            "Next in line needs 5 blocks; free: 4, 3 of which the watermark keeps.",
+        ),
+        (
+            PREFIX,
+            [(0, [("a", 40), ("b", 17)], 7), (0.003, [("a", 40), ("c", 23)], 1)],
+            {},
+            "Next in line needs 8 blocks, 5 of which are cached; free: 2.",
+        ),
+        (
+            PREFIX,
+            [(0, [("a", 40)], 1), (0, 35, 9), (0.003, [("a", 40), ("c", 8)], 1)],
+            {},
+            "Next in line needs 6 blocks, 5 of which are cached; free or cached: 5, with these.",
+        ),
+        (MAX, OTHERS, {}, "Next in line needs 64 slots in one piece; free: 16."),
+        (
+            ORACLE,
+            [(0, 30, 1), (0, 20, 9), (0, 20, 1), (0.003, 40, 1)],
+            {},
+            "Next in line needs 40 slots in one piece; free: 52, in shorter holes.",
+        ),
+        (PAGED, [(0, 37, 20), (0, 37, 20)], {}, "Nobody is admitted in a step that preempts."),
+        (
+            PAGED,
+            [(0, 8, 20), (0.002, 8, 20)],
+            {"batching": "static"},
+            "Static batching: nobody joins before all of the batch have finished.",
+        ),
+    ],
+)
+def test_a_frame_says_why_requests_wait(
+    variant: Variant, arrivals: Sequence[Arrival], values: dict[str, Any], why: str
+) -> None:
+    """In the fifth step of a pool of ten blocks of eight tokens."""
+    pool = {"max_model_len": 64, "num_gpu_blocks_override": 11, "block_size": 8}
+    config = make_config(variant, **pool | values)
+    camera = _filmed(config, make_trace(*arrivals), [45 * 10**8])
+    assert camera.rows[0][0] == 4
+    assert camera.why == [why]
 
 
 @every_variant
