@@ -27,7 +27,7 @@ from sim.timing.layers import (
     has_latent_block,
 )
 from sim.timing.roofline import SMALL_KERNELS, Fits, small_kernel
-from sim.timing.table import LAYER_OPS, PROVENANCES, TimingTable, load, shipped
+from sim.timing.table import LAYER_OPS, PROVENANCES, TimingTable
 from sim.timing.table_attention import LATENT_BLOCK_OPS, TableAttention
 from sim.timing.table_check import check_units
 from sim.timing.table_costs import (
@@ -39,6 +39,7 @@ from sim.timing.table_costs import (
     product_of,
     transfer_of,
 )
+from sim.timing.table_file import load, shipped
 from workloads.errors import plain
 from workloads.record import PS_PER_S
 
