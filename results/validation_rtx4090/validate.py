@@ -46,7 +46,8 @@ from sim.timing.table import TimingTable, make_table
 from sim.timing.table_attention import TableAttention
 from sim.timing.table_costs import curve_of
 from sim.timing.table_file import save
-from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace
 
 HERE = Path(__file__).parent
 ASYNC_SCHEDULING = True
