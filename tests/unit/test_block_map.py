@@ -1,5 +1,6 @@
 """The map of the KV pool: what allocators show, what is recorded of it, what a page holds."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -134,6 +135,9 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 
+NEEDS = re.compile(r"needs (\d+) [^,;]*(?:, (\d+) of which are cached)?; [^:]*: (\d+)(.*)\.")
+
+
 @every_variant
 @pytest.mark.parametrize("every", [1, 37])
 @pytest.mark.parametrize("load", LOADS)
@@ -161,6 +165,9 @@ def test_frames_are_the_rows_of_the_step_table(variant: Variant, load: str, ever
     rows = [tuple(step[name] for name in COLUMNS) for step in steps if step["duration"]]
     assert camera.rows == rows[::every]
     assert [bool(why) for why in camera.why] == [row[2] > 0 for row in camera.rows]
+    for needs in filter(None, map(NEEDS.search, camera.why)):
+        needed, found, free = (int(number or 0) for number in needs.groups()[:3])
+        assert needed - found > free or needs[4] in {", in shorter holes", ", with these"}
 
 
 Arrival = tuple[float, int | Sequence[tuple[str, int]], int]
