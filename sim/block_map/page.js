@@ -297,7 +297,7 @@ const graphs = SERIES.map((series) => new Graph(series, panels)).filter((graph) 
 
 function legend() {
   const inUse = LOOKS.filter((name) => name === "free" || name === "shared"
-    ? name === "free" || panels.some(({ film }) => film.unit > 1 && film.hits[last] > 0)
+    ? name === "free" || panels.some(({ film }) => film.hits[last] > 0)
     : data.runs.some((run) => run[name].some((value) => value > 0)));
   const order = ["live", "shared", "reserved", "internal", "external", "cached", "free"];
   $("legend").replaceChildren(...order.filter((name) => inUse.includes(name)).map((name) => {

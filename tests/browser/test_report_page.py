@@ -358,3 +358,19 @@ def test_few_frames_have_a_reason(
     assert left < num_frames
     assert _do(chrome, few).startswith(f"{left} of {num_frames} frames: ")
     assert "Every step" not in _do(chrome, "return document.getElementById('grain').innerText")
+
+
+def test_blocks_of_one_token_are_blocks(chrome: Chrome, of_one_token: Path) -> None:
+    """They share prefixes, grow, and have a block table, though no larger than a slot."""
+    _open(chrome, of_one_token)
+    assert "shared prefix" in _do(chrome, "return document.getElementById('legend').innerText")
+    tip = _do(
+        chrome,
+        """const { film } = panels[0];
+        show(film.present.findIndex((numbers) => numbers.length > 1));
+        const [first] = film.table(film.present[state.frame][1]);
+        showTip(panels[0], first, { clientX: 0, clientY: 0 }, true);
+        return document.getElementById('tip').textContent""",
+    )
+    assert "block 1 is shared by" in tip
+    assert "Block table, " in tip
