@@ -14,8 +14,9 @@ from kernels.grid import CPU, PYTORCH, TRITON, Case
 from kernels.journal import Record
 from sim.errors import ConfigError
 from sim.hardware import get_gpu
-from sim.timing.table import TableInfo, make_table, save
+from sim.timing.table import TableInfo, make_table
 from sim.timing.table_check import check_peaks, check_units
+from sim.timing.table_file import save
 from workloads.errors import plain, quote
 
 MAIN_KERNELS = {TRITON, PYTORCH, "torch", "torch_grouped_mm", "nccl"}

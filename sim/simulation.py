@@ -98,17 +98,17 @@ class Simulation:
             max_num_seqs=scheduler.max_num_seqs,
         )
         step_time = make_step_time(config.timing, deployment)
-        self._clients = make_clients(config.load, trace, model.max_model_len)
+        self.clients = make_clients(config.load, trace, model.max_model_len)
         recorder = Recorder(
             trace,
             cache.block_size,
             self.allocator.stats().capacity,
             save_steps=save_steps,
             async_scheduling=scheduler.async_scheduling,
-            arrival_ps=self._clients.arrival_ps,
+            arrival_ps=self.clients.arrival_ps,
         )
         kind = StaticScheduler if scheduler.batching == "static" else Scheduler
-        self._scheduler = kind(scheduler, model.max_model_len, self.allocator)
+        self.scheduler = kind(scheduler, model.max_model_len, self.allocator)
         self._save_steps = save_steps
         # Block tables are those of each step, which a run of steps would hide.
         self._single_step = single_step or save_block_tables
@@ -131,14 +131,14 @@ class Simulation:
             assert isinstance(self.allocator, HasBlockTables)
             tables = {
                 request.request_id: self.allocator.block_table(request)
-                for request, _ in self._scheduler.scheduled(output)
+                for request, _ in self.scheduler.scheduled(output)
             }
             line = {"step": self.result.recorder.num_steps, "blocks": tables}
             block_tables.write(msgspec.json.encode(line).decode() + "\n")
 
         engine = Engine(
-            clients=self._clients,
-            scheduler=self._scheduler,
+            clients=self.clients,
+            scheduler=self.scheduler,
             allocator=self.allocator,
             step_time=self.result.step_time,
             recorder=self.result.recorder,

@@ -23,7 +23,7 @@ from sim.plots import style as plot_style
 from sim.plots.style import PALETTE, drawing
 from sim.timing.attention import AttentionCost, decode_times
 from sim.timing.base import PS_PER_US
-from sim.timing.build import block_size_factor
+from sim.timing.build_attention import block_size_factor
 from sim.timing.layers import DEEPSEEK_V3_DIMS, AttentionShape, attention_shape, calls_of
 from sim.timing.roofline import Fits
 from sim.timing.table import LAYER_OPS, OPERATIONS, TimingTable

@@ -18,7 +18,8 @@ from sim.errors import CapacityError
 from sim.options import settings
 from sim.pool_sizing import engine_of, size_kv_pool
 from sim.settings import FLAG_RANK, Given, resolve
-from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import PS_PER_S, RequestRecord, Segment, Trace
 
 STEP_PS = PS_PER_S // 1000
 """The constant step of these runs: a millisecond."""

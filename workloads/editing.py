@@ -6,15 +6,9 @@ import msgspec
 import numpy as np
 
 from workloads.arrivals import at_request_rate
+from workloads.build import build_trace
 from workloads.errors import TraceError
-from workloads.record import (
-    PS_PER_S,
-    IntArray,
-    RequestRecord,
-    Segment,
-    Trace,
-    build_trace,
-)
+from workloads.record import PS_PER_S, IntArray, RequestRecord, Segment, Trace
 
 
 def first_turns(previous_turn: IntArray) -> IntArray:

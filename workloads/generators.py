@@ -13,20 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workloads.build import MAX_SEGMENTS, build_trace
 from workloads.distributions import AnyDistribution, ByInput, Floats, correlated, draw, ranks
 from workloads.errors import TraceError
 from workloads.formats import SPEC_FORMAT
 from workloads.processes import AllAtOnce
 from workloads.record import (
     MAX_ARRIVAL_S,
-    MAX_SEGMENTS,
     MAX_TOKENS,
     PS_PER_S,
     IntArray,
     RequestRecord,
     Segment,
     Trace,
-    build_trace,
 )
 from workloads.spec import MAX_REQUESTS, Prefix, RequestClass, Spec, Workload, read_spec
 

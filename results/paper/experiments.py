@@ -24,7 +24,8 @@ from sim.kv_spec import kv_bytes_per_token
 from sim.models import get_model
 from sim.simulation import RunResult
 from sim.sweep.find import highest_rate
-from workloads.record import RequestRecord, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import RequestRecord, Trace
 
 SHAREGPT = Load("sharegpt", 2, 3600)
 ALPACA = Load("alpaca", 30, 900)

@@ -18,8 +18,9 @@ from sim.arrivals import arriving
 from sim.settings import FLAG_RANK, Given, resolve
 from sim.simulation import RunResult, Simulation
 from sim.timing.base import TICKS_PER_S, DecodeLine, StepBatch, StepTimeModel, TimeSource
+from workloads.build import build_trace
 from workloads.generators import make_records
-from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace
 from workloads.spec import read_spec
 
 HERE = Path(__file__).parent

@@ -42,10 +42,12 @@ from sim.timing.importers.llmservingsim import read_profile
 from sim.timing.kernels import Cost, CudaGraphs, KernelStepTime, PricedCall
 from sim.timing.layers import PER_SEQUENCE, calls_of
 from sim.timing.roofline import fitted_gpu_names
-from sim.timing.table import TimingTable, make_table, save
+from sim.timing.table import TimingTable, make_table
 from sim.timing.table_attention import TableAttention
 from sim.timing.table_costs import curve_of
-from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
+from sim.timing.table_file import save
+from workloads.build import build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace
 
 HERE = Path(__file__).parent
 ASYNC_SCHEDULING = True

@@ -55,7 +55,7 @@ class Film {
     this.votes.fill(0);
     this.isShared = false;
     for (const number of this.present[frame]) {
-      if (this.unit === 1 && this.tenancies[number].runs[1] === 1) this.enterExtent(number);
+      if (this.reservations) this.enterExtent(number);
       else this.enter(number);
     }
     this.shareOf = this.isShared ? this.countShared() : 0;

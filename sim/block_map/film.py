@@ -13,6 +13,7 @@ from sim.block_map.camera import COLUMNS, MapCamera, Tenancy
 def film(camera: MapCamera, frames: Sequence[int]) -> dict[str, Any]:
     """Answer what *camera* saw in *frames*, numbers of its frames in rising order.
 
+    ``reservations`` says that a request holds one piece from its admission on, instead of blocks.
     ``tenancies`` are lists of (row of the trace, tokens written at its end, first frame, changes of
     places held, changes of tokens written, `progressions` of the places). ``changes`` has for each
     frame the places that are cached now and were not, or were and are not, as (gap, length) pairs;
@@ -24,7 +25,9 @@ def film(camera: MapCamera, frames: Sequence[int]) -> dict[str, Any]:
         "unit": memory.unit,
         "first": memory.first,
         "places": memory.num_places,
+        "reservations": all(isinstance(tenancy.places, range) for tenancy in camera.tenancies),
         **{name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)},
+        "why": [camera.why[frame] for frame in frames],
         "tenancies": [
             seen
             for tenancy in camera.tenancies

@@ -174,7 +174,7 @@ class PoolMap {
       layer.fillRect(0, 0, this.layer.width, this.layer.height);
       context.drawImage(this.layer, 0, 0);
     }
-    if (film.unit < data.grain) this.markStarts(context);
+    if (film.reservations) this.markStarts(context);
   }
 
   // One pixel a square, scaled without smoothing: fast enough for any pool.

@@ -40,7 +40,7 @@ def take_movie(
     for run in finished:
         origin = int(run.simulation.result.trace.arrival_ps[0])
         camera = MapCamera(
-            run.simulation.allocator, [(origin + instant) * TICKS_PER_PS for instant in instants]
+            run.simulation, [(origin + instant) * TICKS_PER_PS for instant in instants]
         )
         result = simulate(run.simulation, camera)
         camera.finish()
@@ -68,7 +68,8 @@ def take_movie(
         "block_size": block_size,
         "grain": block_size * -(-slots // (block_size * MAX_SQUARES)),
         "times": [instants[frame] / PS_PER_S for frame in frames],
-        "of_steps": of_steps,
+        "all_frames": len(instants),
+        "of_steps": of_steps and len(frames) == len(instants),
         "requests": [trace.request_ids[row] for row in seen],
         "prompts": trace.num_prompt_tokens[seen].tolist(),
         "runs": films_of_runs,

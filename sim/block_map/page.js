@@ -48,6 +48,7 @@ class Panel {
     this.map = new PoolMap(this.film, this.canvas);
     this.bar = make("canvas", { class: "bar", "aria-hidden": "true" });
     this.counts = make("p", { class: "counts" });
+    this.why = make("p", { class: run.why.some(Boolean) ? "why" : "why never" });
     this.verdict = make("p", { class: "verdict" });
     this.says = make("p", { class: "says" });
     this.cells = {};
@@ -57,7 +58,7 @@ class Panel {
       return make("tr", {}, make("th", { scope: "row" }, label), this.cells[name]);
     });
     this.element = make("article", { class: "panel", "data-allocator": run.label },
-      make("h3", {}, lineSample(run), run.label), this.counts, this.verdict, this.bar, this.canvas, this.says,
+      make("h3", {}, lineSample(run), run.label), this.counts, this.why, this.verdict, this.bar, this.canvas, this.says,
       make("table", { class: "states" }, make("tbody", {}, ...rows)));
     this.canvas.addEventListener("pointermove", (event) => this.onPoint(event, false));
     this.canvas.addEventListener("pointerleave", () => state.pinned || hideTip());
@@ -81,10 +82,11 @@ class Panel {
     this.put("shared", film.shareOf);
     this.counts.replaceChildren(make("b", { "data-count": "running" }, count(film.running[frame])), " running, ",
       make("span", { "data-count": "waiting" }, count(film.waiting[frame])), " waiting");
+    this.why.textContent = film.why[frame];
     this.verdict.textContent = film.ended(frame) ? `Finished at ${seconds(film.end)}` : `Wastes ${amount(film.wasted(frame))} now`;
     this.verdict.classList.toggle("bad", !film.ended(frame) && film.wasted(frame) >= 0.05);
     this.says.textContent = this.words(frame);
-    this.canvas.setAttribute("aria-label", `Map of ${film.label}: ${this.verdict.textContent}. ${this.says.textContent}`);
+    this.canvas.setAttribute("aria-label", `Map of ${film.label}: ${this.verdict.textContent}. ${this.says.textContent} ${film.why[frame]}`);
     this.draw();
   }
 
@@ -147,7 +149,7 @@ function showTip(panel, place, event, pin) {
   const tip = $("tip");
   const { film } = panel;
   const owner = film.owner[place];
-  const what = film.unit > 1 ? `block ${count(place + film.first)}` : `slot ${count(place)}`;
+  const what = film.reservations ? `slot ${count(place)}` : `block ${count(place + film.first)}`;
   const parts = [];
   if (pin) {
     const close = make("button", { type: "button", "aria-label": "Close" }, "✕");
@@ -182,7 +184,7 @@ function ownerWords(film, owner, place, what) {
   const parts = [make("h4", {}, data.requests[tenancy.request])];
   const prompt = data.prompts[tenancy.request];
   parts.push(make("p", {}, `${count(computed)} of ${count(tenancy.final)} tokens written (prompt ${count(prompt)}).`));
-  if (film.unit === 1) {
+  if (film.reservations) {
     const unused = table.length - tenancy.final;
     parts.push(make("p", {}, `One reservation of ${count(table.length)} slots, ${count(table[0])} to ${count(table[0] + table.length - 1)}` +
       (unused > 0 ? `, of which ${count(unused)} will never be written.` : ".")));
@@ -295,7 +297,7 @@ const graphs = SERIES.map((series) => new Graph(series, panels)).filter((graph) 
 
 function legend() {
   const inUse = LOOKS.filter((name) => name === "free" || name === "shared"
-    ? name === "free" || panels.some(({ film }) => film.unit > 1 && film.hits[last] > 0)
+    ? name === "free" || panels.some(({ film }) => film.hits[last] > 0)
     : data.runs.some((run) => run[name].some((value) => value > 0)));
   const order = ["live", "shared", "reserved", "internal", "external", "cached", "free"];
   $("legend").replaceChildren(...order.filter((name) => inUse.includes(name)).map((name) => {
@@ -337,6 +339,8 @@ const tokens = (number) => `${count(number)} ${number === 1 ? "token" : "tokens"
 $("grain").textContent = `One square is ${data.grain === data.block_size ? "one block of " : `${data.grain / data.block_size} blocks of ` +
   `${tokens(data.block_size)}: `}${tokens(data.grain)}, in the order of addresses. ${data.grain > 1 && panels[0].film.numSquares > MAX_IN_DETAIL ? "It has the look of most of its slots. " : ""}` +
   `${data.of_steps ? "Every step has a frame." : `Frames are ${seconds(data.times[1] - data.times[0])} apart.`}`;
+$("few").textContent = data.times.length < data.all_frames ? `${data.times.length} of ${data.all_frames} frames: block tables of more would be ` +
+  "too large for a page. A larger --block-size, or fewer allocators, make room for more." : "";
 $("names").append(...data.requests.slice(0, 2000).map((name) => make("option", { value: name })));
 $("play").addEventListener("click", () => play(!state.playing));
 $("play").addEventListener("keyup", (event) => event.key === " " && event.preventDefault());

@@ -166,7 +166,7 @@ def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, 
 
 
 def step_starts(simulation: Simulation) -> set[int]:
-    """Run *simulation*; answer an instant just inside each step, in ps after the first arrival."""
+    """Run *simulation*; answer an instant in each step that takes time, in ps from the start."""
     recorder = simulation.run().recorder
     origin = int(recorder.trace.arrival_ps[0])
     instants: set[int] = set()
@@ -178,7 +178,7 @@ def step_starts(simulation: Simulation) -> set[int]:
             ),
             strict=True,
         ):
-            for step in range(num_steps):
+            for step in range(num_steps) if first else ():
                 after = step * first + increment * (step * (step - 1) // 2)
                 inside = (first + step * increment) / 1e6  # of a ps that was rounded off
                 instants.add(start - origin + round(after + inside))

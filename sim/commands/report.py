@@ -43,7 +43,8 @@ def report(values: dict[str, Any]) -> int:
     page = make_page(summaries, data, draw_charts(results))
     with atomic(path) as temporary:
         temporary.write_bytes(page)
-    say(f"wrote {plain(str(path))}: {len(page) / 1e6:.1f} MB, {len(data['times'])} frames")
+    of_all = f" of {data['all_frames']}" if len(data["times"]) < data["all_frames"] else ""
+    say(f"wrote {plain(str(path))}: {len(page) / 1e6:.1f} MB, {len(data['times'])}{of_all} frames")
     return 0
 
 

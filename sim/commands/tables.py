@@ -16,10 +16,11 @@ from sim.kv_spec import check_tensor_parallel
 from sim.models import get_model
 from sim.options import settings
 from sim.settings import FLAG_RANK, Given, convert
-from sim.timing import table as timing_table
+from sim.timing import table_file
 from sim.timing.importers import IMPORTERS, Importer
 from sim.timing.importers.native import named
-from sim.timing.table import MAX_INFO_BYTES, TableInfo, TimingTable, load, save, sidecar
+from sim.timing.table import TableInfo, TimingTable
+from sim.timing.table_file import MAX_INFO_BYTES, load, save, sidecar
 from sim.timing_report import (
     description,
     fit_description,
@@ -48,7 +49,7 @@ def list_tables(values: dict[str, Any]) -> int:
             raise FileError(f"{plain(str(folder))} is no folder; expected one with timing tables")
     rows = []
     for path in (
-        _found(folders) if folders else [*_found([timing_table.SHIPPED]), *_found([Path()], "*")]
+        _found(folders) if folders else [*_found([table_file.SHIPPED]), *_found([Path()], "*")]
     ):
         try:
             rows.append(table_row(path, _table(path)))

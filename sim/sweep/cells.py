@@ -23,7 +23,7 @@ from sim.options import settings
 from sim.results import versions
 from sim.settings import FILE_RANK, Given, resolve
 from sim.sweep.spec import Find, Spec
-from sim.timing.table import sidecar
+from sim.timing.table_file import sidecar
 from workloads.errors import plain
 from workloads.formats import SPEC_FORMAT, is_spec
 from workloads.record import Trace

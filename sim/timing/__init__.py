@@ -5,7 +5,8 @@ from collections.abc import Callable
 from sim.config import TimingConfig
 from sim.errors import ConfigError
 from sim.timing.base import StepTimeModel
-from sim.timing.build import CONTIGUOUS, Deployment, kernel_step_time
+from sim.timing.basis import CONTIGUOUS, Deployment
+from sim.timing.build import kernel_step_time
 from sim.timing.kernels import KernelStepTime
 from sim.timing.simple import ConstantStepTime, LinearStepTime
 from workloads.errors import did_you_mean, plain

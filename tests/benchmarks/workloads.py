@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workloads.build import build_trace
 from workloads.readers import read_trace
-from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("KVSIM_SHARED", REPOSITORY.parent / "shared"))

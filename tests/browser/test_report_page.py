@@ -13,6 +13,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from sim.block_map import movie
 from sim.cli import main
 from sim.columns import SLOT_STATES
 
@@ -44,10 +45,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of few steps, every one of which has a frame, and whose names are hostile."""
-    folder = tmp_path_factory.mktemp("small")
+def _small_run(folder: Path, *flags: str) -> Path:
+    """Answer a run of few steps, every one of which has a frame, and whose names are hostile."""
     lines = [
         {
             "request_id": f"{HOSTILE}{row}",
@@ -59,11 +58,22 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     trace = folder / "trace.jsonl"
     trace.write_bytes(b"\n".join(msgspec.json.encode(line) for line in lines))
-    flags = ["--num-gpu-blocks-override", "17", "--max-model-len", "128"]
-    flags += ["--step-time", "constant:0.05", "--single-step"]
+    flags = (*flags, "--max-model-len", "128", "--step-time", "constant:0.05", "--single-step")
     assert main(["run", "--trace", str(trace), *flags, "-o", str(folder / "out")]) == 0
     assert main(["report", str(folder / "out")]) == 0
     return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _small_run(tmp_path_factory.mktemp("small"), "--num-gpu-blocks-override", "17")
+
+
+@pytest.fixture(scope="module")
+def of_one_token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A block is a slot, as large as a place of a reservation."""
+    flags = ["--block-size", "1", "--num-gpu-blocks-override", "167"]
+    return _small_run(tmp_path_factory.mktemp("of_one_token"), *flags)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +195,7 @@ def test_numbers_are_those_of_the_tables(chrome: Chrome, small: Path) -> None:
     assert checked > 10
 
 
-@pytest.mark.parametrize("folder", ["compared", "small"])
+@pytest.mark.parametrize("folder", ["compared", "small", "of_one_token"])
 def test_the_squares_add_up_to_the_numbers(
     chrome: Chrome, folder: str, request: pytest.FixtureRequest
 ) -> None:
@@ -321,3 +331,46 @@ def test_everything_has_a_name(chrome: Chrome, compared: Path) -> None:
     assert _do(chrome, nameless) == []
     labels = "return panels.map((panel) => panel.canvas.getAttribute('aria-label'))"
     assert all("Wastes" in label for label in _do(chrome, labels))
+
+
+def test_a_frame_says_why_requests_wait(chrome: Chrome, compared: Path) -> None:
+    _open(chrome, compared)
+    _do(chrome, "show(nearest(61))")
+    shown = "return panels.map(({ element }) => element.querySelector('.why').innerText)"
+    reasons = _do(chrome, shown)
+    assert reasons[0].startswith("Next in line needs 8,192 slots in one piece; free: ")
+    assert all(reasons)
+    _do(chrome, "show(last)")
+    assert _do(chrome, shown) == ["", "", ""]
+
+
+def test_few_frames_have_a_reason(
+    chrome: Chrome, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = "return document.getElementById('few').innerText"
+    _open(chrome, small)
+    num_frames = _do(chrome, "return data.times.length")
+    assert _do(chrome, few) == ""
+    monkeypatch.setattr(movie, "MAX_DATA_BYTES", 2000)
+    assert main(["report", str(small), "-o", str(tmp_path / "report.html")]) == 0
+    _open(chrome, tmp_path)
+    left = _do(chrome, "return data.times.length")
+    assert left < num_frames
+    assert _do(chrome, few).startswith(f"{left} of {num_frames} frames: ")
+    assert "Every step" not in _do(chrome, "return document.getElementById('grain').innerText")
+
+
+def test_blocks_of_one_token_are_blocks(chrome: Chrome, of_one_token: Path) -> None:
+    """They share prefixes, grow, and have a block table, though no larger than a slot."""
+    _open(chrome, of_one_token)
+    assert "shared prefix" in _do(chrome, "return document.getElementById('legend').innerText")
+    tip = _do(
+        chrome,
+        """const { film } = panels[0];
+        show(film.present.findIndex((numbers) => numbers.length > 1));
+        const [first] = film.table(film.present[state.frame][1]);
+        showTip(panels[0], first, { clientX: 0, clientY: 0 }, true);
+        return document.getElementById('tip').textContent""",
+    )
+    assert "block 1 is shared by" in tip
+    assert "Block table, " in tip

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sim.models import get_model
-from sim.timing.table import LAYER_OPS, TableInfo, make_table, save
+from sim.timing.table import LAYER_OPS, TableInfo, make_table
+from sim.timing.table_file import save
 from tests.cli.conftest import Kvsim
 
 MODEL = "meta-llama/Llama-3.1-8B"

@@ -49,6 +49,41 @@ def ran(kvsim: Kvsim, busy_trace: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("allocator", ["contiguous", "paged", "prefix"])
+def test_every_frame_is_a_row_of_the_step_table(
+    kvsim: Kvsim, tmp_path: Path, allocator: str
+) -> None:
+    """Of a run with more steps than frames, where requests come while many wait for memory."""
+    trace = tmp_path / "overloaded.jsonl"
+    trace.write_text(
+        "".join(
+            f'{{"arrival_time": {0.13 * row}, "prompt": [["s{row % 2}", 32], '
+            f'["u{row}", {1 + 7 * row % 40}]], "output_len": {1 + 17 * row % 40}}}\n'
+            for row in range(150)
+        )
+    )
+    flags = ("--trace", trace, *SMALL, "--allocator", allocator, "--save-steps", "-o", tmp_path)
+    assert kvsim("run", *flags).code == 0
+    assert kvsim("report", tmp_path).code == 0
+    data = _data(tmp_path / "report.html")
+    (run,) = data["runs"]
+    steps = pq.read_table(tmp_path / "steps.parquet").to_pylist()
+    assert len(steps) > len(data["times"]) == 300
+    assert (sum(run["preemptions"]) > 0) == (allocator != "contiguous")
+    busy = [frame for frame, running in enumerate(run["running"]) if running]
+    assert len(busy) > 200
+    assert {run["waiting"][frame] for frame in range(300) if frame not in busy} == {0}
+    for frame in busy:
+        row = steps[run["step"][frame]]
+        for ours, theirs in [
+            ("running", "running"),
+            ("waiting", "waiting"),
+            *((state, f"kv_{state}_slots") for state in SLOT_STATES),
+        ]:
+            assert run[ours][frame] == row[theirs], (frame, ours)
+        assert bool(run["why"][frame]) == (row["waiting"] > 0)
+
+
 def test_a_comparison(kvsim: Kvsim, compared: Path) -> None:
     outcome = kvsim("report", compared)
     assert outcome.code == 0

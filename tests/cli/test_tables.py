@@ -14,7 +14,8 @@ from sim.flag_params import TABLES
 from sim.timing.importers import IMPORTERS
 from sim.timing.importers.native import read_native
 from sim.timing.roofline import fitted_gpu_names
-from sim.timing.table import load, make_table, save, sidecar
+from sim.timing.table import make_table
+from sim.timing.table_file import load, save, sidecar
 from sim.timing_plots import draw_table, write
 from tests.cli.conftest import Kvsim
 from tests.tiny_table import INFO, decode, gemm, tiny_rows, tiny_table
@@ -88,7 +89,7 @@ def test_list_without_a_folder_and_of_none(
     kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "d").mkdir()
-    monkeypatch.setattr("sim.timing.table.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("sim.timing.table_file.SHIPPED", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
     assert "shipped and in the current folder: none found" in kvsim("tables", "list").out
     save(tiny_table(), tmp_path / "here.parquet")

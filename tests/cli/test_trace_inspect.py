@@ -8,8 +8,9 @@ import pytest
 
 from tests.cli.conftest import Kvsim
 from tests.strategies import make_trace
+from workloads.build import build_trace
 from workloads.inspection import inspect, lru_curve
-from workloads.record import MAX_TOKENS, RequestRecord, build_trace
+from workloads.record import MAX_TOKENS, RequestRecord
 
 
 def test_what_is_known_by_hand() -> None:

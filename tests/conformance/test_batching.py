@@ -10,7 +10,8 @@ from sim.errors import ConfigError
 from sim.simulation import Simulation
 from tests.checked import Row, replay, requests_of, steps_of
 from tests.strategies import PAGED, STEP_PS, VARIANTS, Variant, make_config, make_trace
-from workloads.record import RequestRecord, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import RequestRecord, Trace
 
 
 def _steps(variant: Variant, trace: Trace, **values: object) -> list[Row]:

@@ -24,8 +24,9 @@ from tests.strategies import (
     make_trace,
     traces,
 )
+from workloads.build import build_trace
 from workloads.errors import TraceError
-from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.record import MAX_ARRIVAL_S, PS_PER_S, RequestRecord, Trace
 
 
 def _closed(config: RunConfig, *, closed_loop: bool, max_concurrency: int | None) -> RunConfig:

@@ -16,7 +16,8 @@ from sim.result_tables import request_table, step_table
 from sim.simulation import Simulation
 from tests.naive import Naive, NaiveConfig, NaiveRequest, NaiveStep
 from tests.strategies import PAGED, PREFIX, Variant, make_config, scheduler_settings, smallest_pool
-from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import PS_PER_S, RequestRecord, Segment, Trace
 
 BASE, PER_TOKEN, PER_CONTEXT = 1_000_000_000, 10_000_000, 1_000_000
 """Step time in picoseconds."""

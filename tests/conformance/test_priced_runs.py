@@ -10,7 +10,7 @@ from sim.metrics import Recorder
 from sim.result_tables import expand, step_table
 from sim.simulation import Simulation
 from sim.summary import summarize
-from sim.timing.table import save
+from sim.timing.table_file import save
 from tests.strategies import (
     VARIANTS,
     Variant,

@@ -22,7 +22,8 @@ from tests.strategies import (
     smallest_pool,
     traces,
 )
-from workloads.record import PS_PER_S, RequestRecord, Segment, Trace, build_trace
+from workloads.build import build_trace
+from workloads.record import PS_PER_S, RequestRecord, Segment, Trace
 
 random_runs = settings(
     max_examples=40,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kernels import bench, grid, journal
-from sim.timing.table import load
+from sim.timing.table_file import load
 from tests.conftest import REPOSITORY
 from tests.kernels.conftest import NEEDS_TORCH
 

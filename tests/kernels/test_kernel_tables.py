@@ -15,7 +15,7 @@ from sim.hardware import get_gpu
 from sim.models import get_model
 from sim.timing import Deployment, kernel_step_time
 from sim.timing.base import StepBatch
-from sim.timing.table import load
+from sim.timing.table_file import load
 from tests.conftest import REPOSITORY
 
 HEADER: dict[str, Any] = {

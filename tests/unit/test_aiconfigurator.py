@@ -19,8 +19,9 @@ from sim.timing.base import TICKS_PER_PS, StepBatch
 from sim.timing.importers import aiconfigurator
 from sim.timing.importers.aiconfigurator import read_aiconfigurator
 from sim.timing.layers import attention_projections
-from sim.timing.table import TableInfo, TimingTable, load, make_table, save
+from sim.timing.table import TableInfo, TimingTable, make_table
 from sim.timing.table_check import check_peaks, check_units
+from sim.timing.table_file import load, save
 
 INFO = TableInfo(gpu="H200", provenance="measured", source="us", licence="Apache-2.0")
 BANDWIDTH = 4.8e12

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.arrivals import at_request_rate, mean_rate
+from workloads.build import build_trace
 from workloads.errors import TraceError
-from workloads.record import PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.record import PS_PER_S, RequestRecord, Trace
 
 
 def _trace(arrivals: list[int]) -> Trace:

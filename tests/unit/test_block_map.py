@@ -1,5 +1,6 @@
 """The map of the KV pool: what allocators show, what is recorded of it, what a page holds."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -29,6 +30,7 @@ from sim.summary import summarize
 from sim.timing.base import TICKS_PER_PS
 from tests.checked import plain_run, steps_of
 from tests.strategies import (
+    PAGED,
     PREFIX,
     VARIANTS,
     Variant,
@@ -119,34 +121,122 @@ def _filmed(config: RunConfig, trace: Trace, instants: Sequence[int]) -> MapCame
     """Run with frames at *instants* (ps after the first arrival)."""
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    camera = MapCamera(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    camera = MapCamera(simulation, [(origin + at) * TICKS_PER_PS for at in instants])
     simulation.run(camera=camera)
     camera.finish()
     return camera
 
 
+LOADS: dict[str, dict[str, Any]] = {
+    "open": {},
+    "async": {"async_scheduling": True},
+    "closed": {"max_concurrency": 25},
+    "static": {"batching": "static"},
+}
+
+
+NEEDS = re.compile(r"needs (\d+) [^,;]*(?:, (\d+) of which are cached)?; [^:]*: (\d+)(.*)\.")
+
+
 @every_variant
-def test_frames_are_the_rows_of_the_step_table(variant: Variant) -> None:
-    """At every step of a run that is fast-forwarded between them, the numbers of single steps."""
-    config = make_config(variant, **SMALL)
-    trace = random_trace(seed=5, num_requests=40)
+@pytest.mark.parametrize("every", [1, 37])
+@pytest.mark.parametrize("load", LOADS)
+def test_frames_are_the_rows_of_the_step_table(variant: Variant, load: str, every: int) -> None:
+    """At any steps of a run that is fast-forwarded between them, the numbers of single steps.
+
+    The pool is overloaded: requests are preempted or refused, and arrive while many wait.
+    """
+    config = make_config(variant, **SMALL, **LOADS[load])
+    trace = random_trace(seed=5, num_requests=100)
     instants = sorted(step_starts(Simulation(config, trace)))
-    camera = _filmed(config, trace, instants)
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in camera.rows]
+    camera = _filmed(config, trace, instants[::every])
     steps = steps_of(plain_run(config, trace))
-    assert [row["step"] for row in rows] == [step["step"] for step in steps]
-    for name in ("running", "waiting"):
-        assert [row[name] for row in rows] == [step[name] for step in steps]
-    for state in SLOT_STATES:
-        assert [row[state] for row in rows] == [step[f"kv_{state}_slots"] for step in steps]
+    assert sum(step["num_refusals"] for step in steps) > 10
     for ours, theirs in {
         "refusals": "num_refusals",
         "preemptions": "num_preempted",
         "queries": "prefix_cache_queries",
         "hits": "prefix_cache_hits",
     }.items():
-        totals = accumulate(step[theirs] for step in steps)
-        assert [row[ours] for row in rows] == list(totals)
+        for step, total in zip(steps, accumulate(step[theirs] for step in steps), strict=True):
+            step[ours] = total
+    for step in steps:
+        step |= {state: step[f"kv_{state}_slots"] for state in SLOT_STATES}
+    rows = [tuple(step[name] for name in COLUMNS) for step in steps if step["duration"]]
+    assert camera.rows == rows[::every]
+    assert [bool(why) for why in camera.why] == [row[2] > 0 for row in camera.rows]
+    for needs in filter(None, map(NEEDS.search, camera.why)):
+        needed, found, free = (int(number or 0) for number in needs.groups()[:3])
+        assert needed - found > free or needs[4] in {", in shorter holes", ", with these"}
+
+
+Arrival = tuple[float, int | Sequence[tuple[str, int]], int]
+OTHERS: list[Arrival] = [(0, 40, 20), (0, 40, 20)]
+ORACLE = Variant("contiguous", "oracle", "first_fit")
+MAX = Variant("contiguous", "max", "first_fit")
+
+
+@pytest.mark.parametrize(
+    ("variant", "arrivals", "values", "why"),
+    [
+        (PAGED, OTHERS[:1], {}, ""),
+        (PAGED, OTHERS, {"max_num_seqs": 1}, "max_num_seqs (1) is reached."),
+        (
+            PAGED,
+            [*OTHERS, *OTHERS],
+            {"max_num_batched_tokens": 8},
+            "max_num_batched_tokens (8) is used up.",
+        ),
+        (
+            PAGED,
+            [(0, 33, 20), (0.004, 32, 9), (0.004, 33, 9)],
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+            "Next in line computes 33 tokens at once; left of max_num_batched_tokens (64): 31.",
+        ),
+        (PAGED, [(0, 56, 8), (0, 57, 4)], {}, "Next in line needs 8 blocks; free: 2."),
+        (
+            PAGED,
+            OTHERS,
+            {"watermark": 0.3},
+            "Next in line needs 5 blocks; free: 4, 3 of which the watermark keeps.",
+        ),
+        (
+            PREFIX,
+            [(0, [("a", 40), ("b", 17)], 7), (0.003, [("a", 40), ("c", 23)], 1)],
+            {},
+            "Next in line needs 8 blocks, 5 of which are cached; free: 2.",
+        ),
+        (
+            PREFIX,
+            [(0, [("a", 40)], 1), (0, 35, 9), (0.003, [("a", 40), ("c", 8)], 1)],
+            {},
+            "Next in line needs 6 blocks, 5 of which are cached; free or cached: 5, with these.",
+        ),
+        (MAX, OTHERS, {}, "Next in line needs 64 slots in one piece; free: 16."),
+        (
+            ORACLE,
+            [(0, 30, 1), (0, 20, 9), (0, 20, 1), (0.003, 40, 1)],
+            {},
+            "Next in line needs 40 slots in one piece; free: 52, in shorter holes.",
+        ),
+        (PAGED, [(0, 37, 20), (0, 37, 20)], {}, "Nobody is admitted in a step that preempts."),
+        (
+            PAGED,
+            [(0, 8, 20), (0.002, 8, 20)],
+            {"batching": "static"},
+            "Static batching: nobody joins before all of the batch have finished.",
+        ),
+    ],
+)
+def test_a_frame_says_why_requests_wait(
+    variant: Variant, arrivals: Sequence[Arrival], values: dict[str, Any], why: str
+) -> None:
+    """In the fifth step of a pool of ten blocks of eight tokens."""
+    pool = {"max_model_len": 64, "num_gpu_blocks_override": 11, "block_size": 8}
+    config = make_config(variant, **pool | values)
+    camera = _filmed(config, make_trace(*arrivals), [45 * 10**8])
+    assert camera.rows[0][0] == 4
+    assert camera.why == [why]
 
 
 @every_variant
@@ -155,7 +245,7 @@ def test_looking_on_changes_nothing(variant: Variant) -> None:
     trace = random_trace(seed=7, num_requests=40)
     plain = Simulation(config, trace).run()
     simulation = Simulation(config, trace)
-    camera = MapCamera(simulation.allocator, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
+    camera = MapCamera(simulation, [10**12 * TICKS_PER_PS // 7 * at for at in range(40)])
     filmed = simulation.run(camera=camera)
     before, after = summarize(plain), summarize(filmed)
     assert before.keys() == after.keys()
@@ -210,7 +300,7 @@ def test_a_film_has_every_table_and_every_cached_place(variant: Variant, every: 
 
     simulation = Simulation(config, trace)
     origin = int(trace.arrival_ps[0])
-    camera = Keeping(simulation.allocator, [(origin + at) * TICKS_PER_PS for at in instants])
+    camera = Keeping(simulation, [(origin + at) * TICKS_PER_PS for at in instants])
     simulation.run(camera=camera)
     frames = range(0, len(instants), every)
     told = msgspec.json.decode(msgspec.json.encode(film(camera, frames)))

@@ -532,7 +532,7 @@ def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
 def test_turns_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"session_id": 1, "input_length": 1, "output_length": 1}\n' * 5000)
-    monkeypatch.setattr("workloads.record.MAX_SEGMENTS", 1_000_000)
+    monkeypatch.setattr("workloads.build.MAX_SEGMENTS", 1_000_000)
     with pytest.raises(TraceError, match=r"line \d+: more than 1,000,000 segments"):
         read_trace(path)
     said = ", ".join(['{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}'] * 1001)

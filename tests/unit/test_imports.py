@@ -100,7 +100,7 @@ ONLY_IN = {
         "sim/result_tables.py",
         "sim/arrow.py",
         "sim/results.py",
-        "sim/timing/table.py",
+        "sim/timing/table_file.py",
         "sim/timing/importers/aiconfigurator.py",
         "workloads/readers/native.py",
         "workloads/readers/source.py",

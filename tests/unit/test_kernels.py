@@ -14,7 +14,8 @@ from sim.hardware import get_gpu
 from sim.models import get_model
 from sim.timing import Deployment, KernelStepTime, kernel_step_time
 from sim.timing.base import TICKS_PER_PS, StepBatch
-from sim.timing.table import TimingTable, save
+from sim.timing.table import TimingTable
+from sim.timing.table_file import save
 from tests.timing_tables import HEADS, KINDS, chunks, decodes, layers, table
 
 Priced = Callable[..., KernelStepTime]

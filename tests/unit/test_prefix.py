@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workloads.build import build_trace
 from workloads.prefix import ContentTree
-from workloads.record import RequestRecord, Segment, Trace, build_trace
+from workloads.record import RequestRecord, Segment, Trace
 from workloads.reuse import (
     block_accesses,
     lru_hit_ratios,

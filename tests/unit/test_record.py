@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workloads.build import build_trace
 from workloads.errors import TraceError
-from workloads.record import MAX_ARRIVAL_S, MAX_TOKENS, PS_PER_S, RequestRecord, Trace, build_trace
+from workloads.record import MAX_ARRIVAL_S, MAX_TOKENS, PS_PER_S, RequestRecord, Trace
 
 Segments = list[tuple[str | int, int]]
 # 1 and "1" are different contents; short lengths make prompts agree often.

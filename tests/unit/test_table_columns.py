@@ -12,12 +12,11 @@ from sim.timing.table import (
     TableInfo,
     TimingTable,
     check_columns,
-    load,
     make_table,
     of_columns,
-    save,
-)  # fmt: skip
+)
 from sim.timing.table_costs import chosen, curve_of
+from sim.timing.table_file import load, save
 
 INFO = TableInfo(gpu="H200", provenance="measured", source="us", licence="Apache-2.0")
 

@@ -21,7 +21,8 @@ from sim.models import get_model
 from sim.timing import Deployment, make_step_time
 from sim.timing.importers import IMPORTERS
 from sim.timing.importers.native import read_native
-from sim.timing.table import COLUMNS, TimingTable, load, make_table, save, sidecar
+from sim.timing.table import COLUMNS, TimingTable, make_table
+from sim.timing.table_file import load, save, sidecar
 from tests.tiny_table import INFO, decode, gemm, prefill, tiny_rows, tiny_table
 
 
@@ -252,7 +253,7 @@ def test_what_cannot_be_written_leaves_the_older_pair(
         raise OSError("no room")
 
     before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
-    target = {"pq.write_table": "pyarrow.parquet", "write_json": "sim.timing.table"}[place]
+    target = {"pq.write_table": "pyarrow.parquet", "write_json": "sim.timing.table_file"}[place]
     monkeypatch.setattr(f"{target}.{place.removeprefix('pq.')}", fail)
     with pytest.raises(FileError, match="no room"):
         save(make_table(INFO, tiny_rows()[:3], ""), path)

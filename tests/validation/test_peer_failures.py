@@ -13,7 +13,7 @@ import pytest
 
 from sim.cli import main
 from sim.options import settings
-from sim.timing.table import save
+from sim.timing.table_file import save
 from tests.checked import Row, plain_run, replay, requests_of, steps_of
 from tests.strategies import (
     PAGED,

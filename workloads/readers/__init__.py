@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
+from workloads.build import TraceBuilder
 from workloads.collector import few_collections
 from workloads.errors import OptionError, TraceError, did_you_mean, plain, quote
 from workloads.formats import READERS
 from workloads.readers.source import Source, opened
-from workloads.record import RequestRecord, Rows, Trace, TraceBuilder
+from workloads.record import RequestRecord, Rows, Trace
 
 if TYPE_CHECKING:
     from workloads.formats import Read

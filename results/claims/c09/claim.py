@@ -19,7 +19,7 @@ from sim.plots.axis import new_figure
 from sim.plots.style import PALETTE
 from sim.plots.titles import put_title
 from sim.timing import CONTIGUOUS
-from sim.timing.build import block_size_factor
+from sim.timing.build_attention import block_size_factor
 
 TOP = 28
 """Of the axis: above all curves there is room for words."""

@@ -30,10 +30,8 @@ from sim.timing.table import (
     TimingTable,
     make_table,
     max_of,
-    read_columns,
-    read_info,
-    sidecar,
 )
+from sim.timing.table_file import read_columns, read_info, sidecar
 from workloads.errors import did_you_mean, plain, quote
 
 _ALWAYS = ("op", "latency_us")
