@@ -56,7 +56,7 @@ CHECKS: dict[str, Check] = {
     "hit_rate_kept": Check(
         "hit rate is kept",
         prefix_checks.hit_rate_kept,
-        (("hit_rate", "possible_series"),),
+        (("hit_series", "possible_series"),),
         sharing=True,
     ),
     "identical": Check("equal text begins alike", prefix_checks.identical, (("num_compared",),)),

@@ -12,6 +12,9 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """Error: does not start, may run out of memory, loses requests, or got worse while it ran.
 Warning: memory or time is lost. Info: worth knowing. The gravest comes first."""
 
+LEAST_POINTS = 2
+"""Intervals that there must be before and after a change of the hit rate."""
+
 Source = Literal["configuration", "run", "log", "metrics"]
 
 
@@ -111,6 +114,12 @@ class Facts(msgspec.Struct, kw_only=True):
     possible_series: list[Point] = []
     refusals: list[tuple[str, str]] | None = None
     remarks: list[tuple[str, str]] = []
+
+    @property
+    def hit_series(self) -> list[Point]:
+        """The intervals that tell a hit rate; none if they are too few to tell a change."""
+        told = [point for point in self.series if point.hit_rate is not None and point.weight > 0]
+        return told if len(told) >= 2 * LEAST_POINTS else []
 
     def at(self, *names: str) -> str:
         """Answer " (line 3, line 5)": where *names* stand; nothing if they are computed."""

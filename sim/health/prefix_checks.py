@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.health.facts import Facts, Finding, Point
+from sim.health.facts import LEAST_POINTS, Facts, Finding, Point
 
 WORTH_SHARING = 0.05
 """Share of prompt tokens: with less to share, caching on or off makes no difference that counts."""
@@ -18,9 +18,6 @@ DROP = 0.20
 
 CLEAR = 2.0
 """A fall counts if it is as many standard deviations of the hit rates around their two means."""
-
-LEAST_POINTS = 2
-"""Intervals with look-ups that there must be before and after a change."""
 
 LOST = 0.10
 """Share of prompt tokens lost to one difference that is worth another template."""

@@ -125,7 +125,8 @@ class Startup(msgspec.Struct):
         utilization: as asked for. utilization_without_graphs: the same share less the graphs.
         padding_pct: of the cache that padded layers may waste, a line each.
         preemption: how V0 preempts for want of cache, SWAP or RECOMPUTE.
-        left_gib: free when all is allocated.
+        left_gib: free when all is allocated. suggested_gib: ``--kv-cache-memory`` that the server
+            advises, to fit into what was requested.
     """
 
     engine: Engine = "unknown"
@@ -155,6 +156,7 @@ class Startup(msgspec.Struct):
     v_gib: list[Said] = []
     reserved_gib: list[Said] = []
     left_gib: list[Said] = []
+    suggested_gib: list[Said] = []
     gpu_blocks: list[Said] = []
     cpu_blocks: list[Said] = []
     override_blocks: list[Said] = []

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from sim.errors import FileError
 from sim.health import CHECKS, go_through
 from sim.health.from_metrics import facts_of_metrics
+from sim.health.report import report_text
 from tests.cli.conftest import Kvsim
 
 SPEC = """\
@@ -119,7 +120,8 @@ def test_without_a_load_what_needs_one_is_said(kvsim: Kvsim) -> None:
     assert report["findings"] == []
     assert {"lengths", "hit_rate", "preemptions", "seats"} <= set(report["unknown"])
     assert {"starts", "margin"} <= set(report["passed"])
-    assert "for want of --trace" in kvsim("check", "--gpu", "H100").out
+    assert kvsim("check", "--gpu", "H100").out.count("not checked") == 1
+    assert "for want of --trace" in " ".join(kvsim("check", "--gpu", "H100").out.split())
 
 
 def test_a_configuration_file(kvsim: Kvsim, tmp_path: Path) -> None:
@@ -200,6 +202,54 @@ def test_what_a_scrape_shows(kvsim: Kvsim, tmp_path: Path) -> None:
     assert set(_checks(report)) == {"margin", "preemptions", "seats"}
 
 
+def test_a_federation_is_read_server_by_server(tmp_path: Path) -> None:
+    """Two servers of one model: their labels differ in the instance only, nothing is added up."""
+    path = tmp_path / "metrics.txt"
+    texts = [generate_latest(_registry(usage)).decode() for usage in (0.4, 0.5)]
+    servers = (f'engine="0",instance="{name}\x1b[2J:1"' for name in "ab")
+    pairs = zip(texts, servers, strict=True)
+    path.write_text("".join(text.replace('engine="0"', server) for text, server in pairs))
+    found = facts_of_metrics(path)
+    assert [facts.series[0].usage for facts in found] == [0.4, 0.5]
+    assert [(facts.num_requests, facts.kv_tokens) for facts in found] == [(100, 16016)] * 2
+    assert ["instance 'a" in facts.name for facts in found] == [True, False]
+    assert not any("\x1b" in report_text(go_through(facts)) for facts in found)
+
+
+def test_label_sets_of_one_engine_are_added_up(tmp_path: Path) -> None:
+    """A histogram by another label, too: each bucket is the sum, as count and sum are."""
+    path = tmp_path / "metrics.txt"
+    labels = 'engine="0",model_name="m",by="x"'
+    more = [
+        f'vllm:request_prompt_tokens_{name}{{{labels}{le}}} {value}\n'
+        for name, le, value in (
+            ("bucket", ',le="50.0"', 0), ("bucket", ',le="100.0"', 1), ("bucket", ',le="+Inf"', 1),
+            ("count", "", 1), ("sum", "", 70),
+        )
+    ]  # fmt: skip
+    path.write_bytes(generate_latest(_registry()) + "".join(more).encode())
+    (facts,) = facts_of_metrics(path)
+    assert (facts.mean_len, facts.longest) == (50 + 8, 100 + 10)
+
+
+def test_names_of_before_beside_those_of_now(tmp_path: Path) -> None:
+    """vLLM 0.9 and 0.10 expose usage by both names; it counts once."""
+    text = generate_latest(_registry()).decode()
+    old = text.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+    both = [row for row in old.splitlines() if "gpu_cache_usage" in row]
+    path = tmp_path / "metrics.txt"
+    for content in (old, text + "\n".join([*both, ""])):
+        path.write_text(content)
+        assert facts_of_metrics(path)[0].series[0].usage == 0.4
+
+
+def test_one_scrape_tells_no_change(kvsim: Kvsim, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_bytes(generate_latest(_registry()))
+    (report,) = _reports(kvsim, "--metrics", path)
+    assert "hit_rate_kept" in report["unknown"]
+
+
 def test_a_series_of_scrapes(kvsim: Kvsim, tmp_path: Path) -> None:
     """OpenMetrics with timestamps, as for backfilling: a drop of the hit rate is found in it."""
     rows: dict[str, list[tuple[int, float]]] = {
@@ -246,6 +296,7 @@ BAD_METRICS = {
     "sglang": (METRICS.replace(b"vllm:", b"sglang:"), "metrics of sglang"),
     "other": (METRICS.replace(b"vllm:", b"python_"), "without a family that starts with vllm:"),
     "nan": (METRICS.replace(b"} 64.0", b"} NaN"), "running nan: expected a finite number from 0"),
+    "two scrapes": (METRICS + METRICS, "stands there twice with the same labels"),
     "percent": (generate_latest(_registry(36.5)), "36.5: expected a share from 0 to 1"),
 }
 
