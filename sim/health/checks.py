@@ -77,6 +77,7 @@ CHECKS: dict[str, Check] = {
     "heavy_token": Check("bytes a token", memory_checks.heavy_token, (("bytes_per_token",),)),
     "workers": Check("the worker that binds", memory_checks.workers),
     "tokens_shown": Check("tokens as printed", memory_checks.tokens_shown),
+    "suggestion": Check("the advised size of the pool", memory_checks.suggestion),
     "free_share": Check("pool by need", memory_checks.free_share),
 }
 """Every check by name. A check without needs asks what only some sources tell."""

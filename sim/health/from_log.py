@@ -5,7 +5,14 @@ from typing import Any
 from sim.health.facts import Facts, Point
 from sim.server_log import Refusal, Said, ServerLog, Startup, Word
 from sim.server_log.findings import between, pool_binds
-from sim.server_log.identities import block_size, counts_a_group, profile_of_v0, rate
+from sim.server_log.identities import (
+    block_size,
+    counts_a_group,
+    graphs_in_peak,
+    profile_of_v0,
+    rate,
+    suggestion,
+)
 from sim.server_log.records import least, most
 from sim.server_log.refusals import advice
 
@@ -93,14 +100,18 @@ def _size(startup: Startup) -> Word | None:
 def _activation(startup: Startup) -> Said | None:
     """Answer the peak of the profiling run above the weights, of the worker with most."""
     peak, weights = most(startup.torch_peak_gib), startup.weights_gib
-    if startup.activation_gib or peak is None or weights is None:
-        return most(startup.activation_gib)
+    said, graphs = most(startup.activation_gib), graphs_in_peak(startup)
+    if said is not None and graphs is not None:
+        return said._replace(value=said.value - graphs.value)
+    if said is not None or peak is None or weights is None:
+        return said
     return peak._replace(value=peak.value - weights.value)
 
 
 def _remarks(startup: Startup) -> list[tuple[str, str]]:
     """Answer what only a log tells, by the check that it is for."""
     remarks = [("workers", line) for line in pool_binds(startup)]
+    remarks += [("suggestion", line) for line in suggestion(startup)]
     kv = startup.kv_cache_gib
     if startup.engine == "trtllm" and kv is not None:
         share = f"{kv.value:.2f} GiB for the cache (line {kv.line})"

@@ -178,7 +178,7 @@ def workers(facts: Facts) -> Found:
         severity="info",
         figure="; ".join(said),
         reason="more GPUs split heads and weights, not requests: the pool is that of one of them",
-        change="free what others hold on the GPU with least, or --num-gpu-blocks-override",
+        change="free what others hold on the GPU with least",
     )
 
 
@@ -194,6 +194,22 @@ def tokens_shown(facts: Facts) -> Found:
         reason="a hybrid model: before vLLM 0.21 the line counts one group of layers, since then "
         "concurrency x max_model_len; the memory is the same",
         change="none: compare concurrency or blocks across versions, not tokens",
+    )
+
+
+def suggestion(facts: Facts) -> Found:
+    """Whether the size that the server advises for the pool can be used."""
+    said = [text for name, text in facts.remarks if name == "suggestion"]
+    if not said:
+        return None
+    return Finding(
+        check="suggestion",
+        severity="info",
+        figure=said[0],
+        reason="the advice alone is wrong (vllm-project/vllm#57936): the pool in use is not "
+        "computed from it",
+        change="none: leave the pool to --gpu-memory-utilization, or fix the size counted once by "
+        "--kv-cache-memory-bytes",
     )
 
 

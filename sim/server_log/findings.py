@@ -16,6 +16,7 @@ from sim.server_log.identities import (
     num_workers,
     profile_of_v0,
     rate,
+    suggestion,
     tokens_agree,
 )
 from sim.server_log.records import Said, ServerLog, Startup, least, most
@@ -184,6 +185,7 @@ _PARTS: tuple[Callable[[Startup], Iterator[str]], ...] = (
     profile_of_v0,
     tokens_agree,
     graphs_share,
+    suggestion,
     _padding,
     _units,
     _running,
