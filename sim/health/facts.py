@@ -138,7 +138,8 @@ class Finding(msgspec.Struct, kw_only=True):
         settings: the same as settings of a run, for the simulator; none if it cannot tell.
         gain: figures of the run that the change moves, by name, before and after, as the simulator
             says; None if it was not asked. unknown_gain: why it could not be. timing: how the times
-            of both runs are known.
+            of both runs are known. gain_requests: of how many requests, the first of the load, both
+            are; None: of all.
     """
 
     check: str
@@ -150,6 +151,7 @@ class Finding(msgspec.Struct, kw_only=True):
     gain: dict[str, tuple[float, float]] | None = None
     unknown_gain: str | None = None
     timing: str | None = None
+    gain_requests: int | None = None
 
 
 def merged(below: Facts, above: Facts) -> Facts:

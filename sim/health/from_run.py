@@ -2,7 +2,7 @@
 
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,21 +19,23 @@ from sim.settings import FILE_RANK, Given, Resolved, resolve
 from sim.simulation import RunResult
 from workloads.errors import plain, quote
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class _Summary(msgspec.Struct):
     """What of a summary is read, here and where a change is compared with it."""
 
-    num_prompts: int
-    num_clipped_requests: int
-    refused: dict[str, int]
-    total_input_tokens: int
-    total_output_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
+    num_prompts: Count
+    num_clipped_requests: Count
+    refused: dict[str, Count]
+    total_input_tokens: Count
+    total_output_tokens: Count
+    prefix_cache_queries: Count
+    prefix_cache_hits: Count
     prefix_cache_hit_rate: float | None
-    recomputed_tokens: int
-    num_preemptions: int
-    max_num_requests_running: int
+    recomputed_tokens: Count
+    num_preemptions: Count
+    max_num_requests_running: Count
     mean_num_requests_running: float | None
     mean_kv_cache_usage_perc: float | None
     max_kv_cache_usage_perc: float | None

@@ -68,7 +68,8 @@ def _finding(finding: Finding) -> Iterator[str]:
         given = " ".join(
             f"--{name.replace('_', '-')} {value}" for name, value in finding.settings.items()
         )
-        yield from _wrapped("", f"simulated with {given} (times {finding.timing}): {moved}")
+        part = f" on the first {finding.gain_requests:,} requests" if finding.gain_requests else ""
+        yield from _wrapped("", f"simulated with {given}{part} (times {finding.timing}): {moved}")
     elif finding.unknown_gain is not None:
         yield from _wrapped("", f"gain: {finding.unknown_gain}")
 

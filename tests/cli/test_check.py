@@ -96,6 +96,43 @@ def test_what_a_change_brings_is_simulated(kvsim: Kvsim, tmp_path: Path) -> None
     assert none["gain"] is None
 
 
+def test_changes_of_a_long_load_are_simulated_on_its_first_requests(
+    kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as a run of these alone, which the report says."""
+    lines = [
+        json.dumps({"arrival_time": row / 8, "prompt": [["same", 320], [f"{row}", 64]],
+                    "output_len": 40})
+        for row in range(40)
+    ]  # fmt: skip
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    whole.write_text("\n".join(lines))
+    part.write_text("\n".join(lines[:25]))
+    flags = (*FLAGS, "--no-enable-prefix-caching")
+    (alone,) = _reports(kvsim, "--trace", part, *flags)
+    monkeypatch.setattr("sim.health.gains.MOST_REQUESTS", 25)
+    (report,) = _reports(kvsim, "--trace", whole, *flags)
+    found, expected = _checks(report)["caching_on"], _checks(alone)["caching_on"]
+    assert found["gain"] == expected["gain"] != {}
+    assert (found["gain_requests"], expected["gain_requests"]) == (25, None)
+    said = " ".join(kvsim("check", "--trace", whole, *flags).out.split())
+    assert "on the first 25 requests (times" in said
+
+
+def test_who_is_refused_could_hit_nothing(kvsim: Kvsim, tmp_path: Path) -> None:
+    """Three of four requests are longer than max_model_len: their prefix is never looked up."""
+    path = tmp_path / "long.jsonl"
+    lines = [
+        {"arrival_time": row, "prompt": [["same", 2000 if row % 4 else 160]], "output_len": 4}
+        for row in range(16)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    (report,) = _reports(kvsim, "--trace", path, *FLAGS, "--no-gains")
+    assert "12 requests refused" in _checks(report)["lengths"]["figure"]
+    assert "hit_rate" in report["passed"]
+    assert "hit_rate" not in _checks(report)
+
+
 def test_a_comparison_is_checked_run_by_run(kvsim: Kvsim, tmp_path: Path, spec: Path) -> None:
     for name in ("paged", "prefix"):  # as kvsim compare leaves them, without its charts
         flags = ("--allocator", name, "-o", tmp_path / "both" / name)
@@ -366,10 +403,17 @@ def test_run_folders_that_are_not_whole(kvsim: Kvsim, tmp_path: Path, folder: Pa
     assert "block_size: expected" in refused()
     _edited(folder, "manifest.json", config=3)
     assert "key config: expected an object" in refused()
+    whole = json.loads((folder / "summary.json").read_text())
+    for slots in (-1, 1):
+        _edited(folder, "summary.json", kv_cache_slots=slots)
+        assert f"key kv_cache_slots: {slots}; expected as many as" in refused()
+    _edited(folder, "summary.json", kv_cache_slots=whole["kv_cache_slots"], num_preemptions=-5)
+    _edited(folder, "manifest.json", config=config)
+    assert "`$.num_preemptions`; expected a run of this version" in refused()
+    (folder / "summary.json").write_text(json.dumps(whole))
     (folder / "manifest.json").unlink()
     assert "manifest.json is missing: the folder is half-written" in refused()
-    summary = json.loads((folder / "summary.json").read_text())
-    del summary["refused"]
+    summary = {key: value for key, value in whole.items() if key != "refused"}
     (folder / "manifest.json").write_text('{"config": {}, "kvsim": {}, "trace": {}}')
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "missing required field `refused`; expected a run of this version" in refused()
