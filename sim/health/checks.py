@@ -17,13 +17,15 @@ class Check(NamedTuple):
         find: answers what is wrong, or None.
         needs: fields of `Facts`, of each group one of which has to be known for None to mean that
             nothing is wrong.
-        sharing: it asks nothing of a server without prefix caching.
+        sharing: it asks nothing of a server without prefix caching. blocks: nor of one that has no
+            blocks.
     """
 
     question: str
     find: Callable[[Facts], Finding | None]
     needs: tuple[tuple[str, ...], ...] = ()
     sharing: bool = False
+    blocks: bool = False
 
 
 CHECKS: dict[str, Check] = {
@@ -65,10 +67,19 @@ CHECKS: dict[str, Check] = {
         prefix_checks.block_and_prefix,
         (("block_size",), ("shared_prefixes",)),
         sharing=True,
+        blocks=True,
     ),
-    "tails": Check("blocks against lengths", load_checks.tails, (("block_size",), ("mean_len",))),
+    "tails": Check(
+        "blocks against lengths",
+        load_checks.tails,
+        (("block_size",), ("mean_len",)),
+        blocks=True,
+    ),
     "kernel_blocks": Check(
-        "blocks that kernels take", load_checks.kernel_blocks, (("kernel_block_size",),)
+        "blocks that kernels take",
+        load_checks.kernel_blocks,
+        (("kernel_block_size",),),
+        blocks=True,
     ),
     "hybrid_blocks": Check(
         "blocks of hybrid layers", memory_checks.hybrid_blocks, (("num_tables", "padding"),)
@@ -108,6 +119,8 @@ def go_through(facts: Facts) -> Report:
     report = Report(name=facts.name, source=facts.source, findings=[], passed=[], unknown={})
     for name, check in CHECKS.items():
         if check.sharing and facts.enable_prefix_caching is False:
+            continue
+        if check.blocks and not facts.is_paged:
             continue
         finding = check.find(facts)
         missing = _missing(facts, check)

@@ -116,6 +116,11 @@ class Facts(msgspec.Struct, kw_only=True):
     remarks: list[tuple[str, str]] = []
 
     @property
+    def is_paged(self) -> bool:
+        """Whether memory is in blocks, as on any server; contiguous allocators are of kvsim."""
+        return self.allocator in {None, "paged", "prefix"}
+
+    @property
     def hit_series(self) -> list[Point]:
         """The intervals that tell a hit rate; none if they are too few to tell a change."""
         told = [point for point in self.series if point.hit_rate is not None and point.weight > 0]

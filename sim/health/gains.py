@@ -38,7 +38,7 @@ def add_gains(report: Report, subject: Subject) -> None:
         return
     if subject.config is None or subject.trace is None:
         for finding in findings:
-            finding.unknown_gain = "add --trace, --model and --gpu to simulate it"
+            finding.unknown_gain = subject.unknown_gain
         return
     config, trace = subject.config, _first(subject.trace)
     part = None if trace is subject.trace else len(trace)

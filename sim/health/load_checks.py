@@ -122,8 +122,12 @@ def budget(facts: Facts) -> Found:
             reason="the load asks for more than the pool has: requests queue, and admissions that "
             "fit only at first end in preemptions",
             change="a larger pool (--gpu-memory-utilization, --kv-cache-dtype fp8, more GPUs), or "
-            "fewer requests per server; --scheduler-reserve-full-isl (vLLM's default) admits whole "
-            "prompts only",
+            "fewer requests per server"
+            + (
+                "; --scheduler-reserve-full-isl (vLLM's default) admits whole prompts only"
+                if facts.source in {"log", "metrics"}  # a run has said whether it is on
+                else ""
+            ),
             settings={"kv_cache_dtype": "fp8"},
         )
     if (peak.usage or 0.0) >= IDLE or any(_is_queued(point) for point in busy):

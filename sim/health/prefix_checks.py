@@ -86,8 +86,10 @@ def caching_on(facts: Facts) -> Finding | None:
             else ""
         ),
         reason="repeated prefixes are computed and stored again for every request",
-        change="--enable-prefix-caching (vLLM's default)",
-        settings={"enable_prefix_caching": True},
+        change="--enable-prefix-caching (vLLM's default)"
+        if facts.is_paged
+        else "--allocator prefix: memory in blocks, which prompts can share",
+        settings={"enable_prefix_caching": True} if facts.is_paged else {"allocator": "prefix"},
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from sim.health.checks import CHECKS, Report
 from sim.health.facts import Finding
+from sim.options import as_flags
 
 WIDTH = 100
 
@@ -65,9 +66,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield from _wrapped("", f"change: {finding.change}")
     if finding.gain is not None:
         moved = ", ".join(gain_words(finding.gain)) or "nothing moves by 1 %"
-        given = " ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in finding.settings.items()
-        )
+        given = " ".join(as_flags(finding.settings))
         part = f" on the first {finding.gain_requests:,} requests" if finding.gain_requests else ""
         yield from _wrapped("", f"simulated with {given}{part} (times {finding.timing}): {moved}")
     elif finding.unknown_gain is not None:

@@ -94,6 +94,26 @@ def test_what_a_change_brings_is_simulated(kvsim: Kvsim, tmp_path: Path) -> None
     assert found["timing"] == "assumed"
     none = _checks(_reports(kvsim, "--trace", path, *flags, "--no-gains")[0])["caching_on"]
     assert none["gain"] is None
+    words = " ".join(kvsim("check", "--trace", path, *flags).out.split())
+    assert "simulated with --enable-prefix-caching (times assumed): " in words
+
+
+def test_what_is_missing_to_simulate_a_change(kvsim: Kvsim, spec: Path) -> None:
+    alone = kvsim("check", "--gpu-memory-utilization", "0.97")
+    assert "gain: add --trace to simulate it" in alone.out
+    assert alone.out.startswith("configuration\n")
+    flags = ("--num-gpu-blocks-override", "999", "--max-model-len", "1024", "--step-time", "table")
+    done = kvsim("check", "--trace", spec, "--block-size", "8", *flags)
+    assert "gain: not simulated: --step-time table" in " ".join(done.out.split())
+
+
+def test_who_reserves_cannot_share(kvsim: Kvsim, spec: Path) -> None:
+    """--enable-prefix-caching would contradict the allocator; blocks are none of its business."""
+    flags = ("--trace", spec, *FLAGS, "--allocator", "reserve-max", "--no-gains")
+    (report,) = _reports(kvsim, *flags)
+    assert _checks(report)["caching_on"]["settings"] == {"allocator": "prefix"}
+    assert report["unknown"] == {}
+    assert not {"tails", "kernel_blocks"} & set(report["passed"])
 
 
 def test_changes_of_a_long_load_are_simulated_on_its_first_requests(
@@ -177,9 +197,7 @@ def test_a_log_beside_its_configuration(kvsim: Kvsim, tmp_path: Path, spec: Path
         "INFO 04-02 10:00:20 [kv_cache_utils.py:1314] GPU KV cache size: 190,000 tokens\n"
     )
     (alone,) = _reports(kvsim, "--log", path)
-    assert (
-        _checks(alone)["margin"]["unknown_gain"] == "add --trace, --model and --gpu to simulate it"
-    )
+    assert _checks(alone)["margin"]["unknown_gain"] == "add --trace and --gpu to simulate it"
     flags = ("--trace", spec, "--gpu", "A100-40", "--step-time", "constant:0.01")
     (report,) = _reports(kvsim, "--log", path, *flags)
     assert {"margin", "caching_on", "identical"} <= set(_checks(report))
