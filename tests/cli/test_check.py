@@ -104,7 +104,7 @@ def test_what_is_missing_to_simulate_a_change(kvsim: Kvsim, spec: Path) -> None:
     assert alone.out.startswith("configuration\n")
     flags = ("--num-gpu-blocks-override", "999", "--max-model-len", "1024", "--step-time", "table")
     done = kvsim("check", "--trace", spec, "--block-size", "8", *flags)
-    assert "gain: not simulated: --step-time table" in " ".join(done.out.split())
+    assert "gain: not simulated: --step-time 'table' is unknown" in " ".join(done.out.split())
 
 
 def test_who_reserves_cannot_share(kvsim: Kvsim, spec: Path) -> None:
