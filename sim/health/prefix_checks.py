@@ -118,8 +118,8 @@ def hit_rate(facts: Facts) -> Finding | None:
 
 def _never(facts: Facts) -> Finding | None:
     """Answer a finding where nothing ever hit and what could have is not known."""
-    rates = [point.hit_rate for point in facts.series if point.hit_rate is not None]
-    if facts.hit_rate or any(rates):
+    idle = bool(facts.series) and not any(point.running for point in facts.series)
+    if facts.hit_rate or any(point.hit_rate for point in facts.series) or idle:
         return None
     return Finding(
         check="hit_rate",

@@ -224,7 +224,7 @@ def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) ->
     computed.refusals = None
     subject.facts = merged(computed, facts)
     missing = [f"--{name}" for name in ("trace", "model", "gpu") if name not in both]
-    subject.unknown_gain = f"add {' and '.join(missing)} to simulate it"
+    subject.unknown_gain = f"add {', '.join(missing)} to simulate it"
     if config.load.trace is not None:
         subject.trace = recorded(config.load)
         add_load(subject.facts, arriving(subject.trace, config.load), config)

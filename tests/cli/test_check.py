@@ -197,7 +197,7 @@ def test_a_log_beside_its_configuration(kvsim: Kvsim, tmp_path: Path, spec: Path
         "INFO 04-02 10:00:20 [kv_cache_utils.py:1314] GPU KV cache size: 190,000 tokens\n"
     )
     (alone,) = _reports(kvsim, "--log", path)
-    assert _checks(alone)["margin"]["unknown_gain"] == "add --trace and --gpu to simulate it"
+    assert _checks(alone)["margin"]["unknown_gain"] == "add --trace, --gpu to simulate it"
     flags = ("--trace", spec, "--gpu", "A100-40", "--step-time", "constant:0.01")
     (report,) = _reports(kvsim, "--log", path, *flags)
     assert {"margin", "caching_on", "identical"} <= set(_checks(report))

@@ -221,6 +221,7 @@ WRITTEN = {
         _stats([(64, 30, 40.0, 50.0)] * 6),
         Case({"seats"}, ("64 requests run throughout and 30 wait", "--max-num-seqs 144")),
     ),
+    "idle": (_stats([(0, 0, 0.0, 0.0)] * 6), Case(set())),
     "healthy": (_stats([(30, 0, 70.0, 60.0)] * 6), Case(set())),
 }
 
