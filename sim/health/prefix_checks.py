@@ -200,7 +200,7 @@ def block_and_prefix(facts: Facts) -> Finding | None:
     smaller = 16 if size > 16 else None
     return Finding(
         check="block_and_prefix",
-        severity="warning",
+        severity="warning" if smaller else "info",  # kernels take no smaller blocks
         figure=f"block_size {size}, while {requests:,} requests start with the same {tokens:,} "
         f"tokens{facts.at('block_size')}",
         reason="only whole blocks are shared: "

@@ -199,7 +199,10 @@ def test_blocks() -> None:
         "shared_prefixes": [(90, 100)],
         "possible_by_token": 0.5,
     }
-    assert "block_and_prefix" in _found(block_size=128, possible_hit_rate=0.0, **shared)
+    large = _found(block_size=128, possible_hit_rate=0.0, **shared)["block_and_prefix"]
+    least = _found(block_size=16, possible_hit_rate=0.2, **shared)["block_and_prefix"]
+    assert (large.severity, large.settings) == ("warning", {"block_size": 16})
+    assert (least.severity, least.settings) == ("info", {})
     assert "block_and_prefix" not in _found(block_size=16, possible_hit_rate=0.48, **shared)
 
 
