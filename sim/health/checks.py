@@ -33,7 +33,7 @@ CHECKS: dict[str, Check] = {
     "margin": Check(
         "room for activation peaks",
         memory_checks.margin,
-        (("gpu_memory_utilization", "room_gib", "steps_overrun"),),
+        (("room_gib", "steps_overrun", "started_with"),),
     ),
     "graphs": Check("CUDA graphs against the pool", memory_checks.graphs, (("graph_gib",),)),
     "profile": Check(

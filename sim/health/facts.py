@@ -121,6 +121,11 @@ class Facts(msgspec.Struct, kw_only=True):
         return self.allocator in {None, "paged", "prefix"}
 
     @property
+    def started_with(self) -> float | None:
+        """The utilization of a server that starts: of another it tells nothing of what fits."""
+        return None if self.refusals else self.gpu_memory_utilization
+
+    @property
     def hit_series(self) -> list[Point]:
         """The intervals that tell a hit rate; none if they are too few to tell a change."""
         told = [point for point in self.series if point.hit_rate is not None and point.weight > 0]

@@ -166,8 +166,10 @@ def config_of(manifest: dict[str, Any], where: str, flags: dict[str, Given]) -> 
             f"{where}: manifest.json: {quote(unknown[0])} is no setting here: the run is of kvsim "
             f"{quote(version)}; expected one of this version, {metadata.version('kvsim')}"
         )
-    given = {name: Given(value, FILE_RANK, f"{where}: {name}") for name, value in config.items()}
+    given = {name: Given(value, FILE_RANK, name) for name, value in config.items()}
     try:
         return resolve(given | flags, shipped_workload=False)
     except ConfigError as error:
-        raise FileError(f"{error}; expected a run of kvsim {metadata.version('kvsim')}") from None
+        raise FileError(
+            f"{where}: manifest.json: {error}; expected a run of kvsim {metadata.version('kvsim')}"
+        ) from None

@@ -181,6 +181,12 @@ def test_without_a_load_what_needs_one_is_said(kvsim: Kvsim) -> None:
     assert "for want of --trace" in " ".join(kvsim("check", "--gpu", "H100").out.split())
 
 
+def test_what_does_not_start_has_no_room(kvsim: Kvsim) -> None:
+    (report,) = _reports(kvsim, "--gpu", "H100", "--model", "DeepSeek-V3", "-tp", "2")
+    assert "starts" in _checks(report)
+    assert "margin" in report["unknown"]
+
+
 def test_a_configuration_file(kvsim: Kvsim, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('gpu_memory_utilization = 0.99\nfail_on = "warning"\n')
@@ -419,6 +425,8 @@ def test_run_folders_that_are_not_whole(kvsim: Kvsim, tmp_path: Path, folder: Pa
     assert "'swap_space' is no setting here: the run is of kvsim '9.1'" in refused()
     _edited(folder, "manifest.json", config=config | {"block_size": "x"}, kvsim={"version": "9.1"})
     assert "block_size: expected" in refused()
+    _edited(folder, "manifest.json", config=config | {"model": "gone"}, kvsim={"version": "9.1"})
+    assert "run: manifest.json: --model 'gone' is unknown" in refused()
     _edited(folder, "manifest.json", config=3)
     assert "key config: expected an object" in refused()
     whole = json.loads((folder / "summary.json").read_text())
