@@ -59,13 +59,18 @@ def _reserves(facts: Facts) -> bool:
 def lengths(facts: Facts) -> Found:
     """Whether max_model_len fits the lengths that come."""
     limit, longest = facts.max_model_len, facts.longest
-    lost = (facts.num_refused or 0) + (facts.num_clipped or 0)
+    lost = [
+        f"{count:,} {what}"
+        for count, what in (
+            (facts.num_refused, "requests refused"), (facts.num_clipped, "outputs cut"),
+        )
+        if count
+    ]  # fmt: skip
     if lost and limit is not None:
         return Finding(
             check="lengths",
             severity="error" if facts.num_refused else "warning",
-            figure=f"{facts.num_refused or 0:,} requests refused and {facts.num_clipped or 0:,} "
-            f"outputs cut at max_model_len {limit:,}",
+            figure=f"{' and '.join(lost)} at max_model_len {limit:,}",
             reason=f"the longest request has {longest or 0:,} tokens"
             if longest
             else "they do not fit",
