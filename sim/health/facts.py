@@ -46,7 +46,8 @@ class Facts(msgspec.Struct, kw_only=True):
     Attributes:
         places: where a figure stands, by the name of the field, for the report.
         allocator: as in tables: ``prefix``, ``paged``, ``reserve-max``, ...
-        is_sized: the pool follows from utilization; bytes or blocks were not given.
+        is_sized: the pool follows from utilization; kv_cache_memory_bytes and
+            num_gpu_blocks_override were not given.
         total_gib: of the card. outside_gib: of it, what utilization leaves out.
         activation_gib: peak of the profiling run above the weights.
         room_gib: what weights, graphs and pool leave for activation; negative if they do not fit.
@@ -80,6 +81,8 @@ class Facts(msgspec.Struct, kw_only=True):
     gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool | None = None
     is_sized: bool | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
     total_gib: float | None = None
     outside_gib: float | None = None
     activation_gib: float | None = None

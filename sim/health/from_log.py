@@ -55,7 +55,7 @@ def facts_of_startup(startup: Startup, name: str) -> Facts:
         facts.padding /= 100
     if facts.total_gib is not None and facts.gpu_memory_utilization is not None:
         facts.outside_gib = (1 - facts.gpu_memory_utilization) * facts.total_gib
-    facts.is_sized = not (startup.reserved_gib or startup.override_blocks)
+    facts.is_sized = not startup.fixed_pool
     rates = rate(startup)
     if rates:
         facts.bytes_per_token = rates[0][1]
@@ -76,7 +76,7 @@ def _helps(startup: Startup, refusal: Refusal) -> str:
         case "max_model_len":
             fits = refusal.estimated_max_model_len or refusal.pool_tokens
             shorter = f"--max-model-len {fits}" if fits else "a shorter --max-model-len"
-            is_given = startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None
+            is_given = "kv_cache_memory_bytes" in startup.fixed_pool
             more = "--kv-cache-memory-bytes" if is_given else "--gpu-memory-utilization"
             return f"{shorter}, or a higher {more} if the card has room"
         case "no_memory":

@@ -229,6 +229,11 @@ def _facts(scrape: _Scrape, name: str) -> Facts:
     blocks = _number(scrape.label(CONFIG, "num_gpu_blocks"))
     if blocks is not None and 0 <= blocks < MAX_COUNT and facts.block_size is not None:
         facts.kv_tokens = int(blocks) * facts.block_size
+    for setting in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        fixed = _number(scrape.label(CONFIG, setting))
+        if fixed is not None and 0 < fixed < math.inf:
+            setattr(facts, setting, int(fixed))
+            facts.is_sized = False
     facts.queries, facts.hits = scrape.last(QUERIES), scrape.last(HITS)
     if facts.queries and facts.hits is not None:
         facts.hit_rate = facts.hits / facts.queries

@@ -183,7 +183,7 @@ def _told(facts: Facts) -> dict[str, Given]:
     """Answer the settings of a run that a server tells by itself."""
     names = ["block_size", "enable_prefix_caching"]
     if facts.source == "metrics":
-        names.append("gpu_memory_utilization")
+        names += ["gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"]
     return {
         name: Given(value, FILE_RANK, facts.name)
         for name in names

@@ -229,6 +229,18 @@ class Startup(msgspec.Struct):
         return given
 
     @property
+    def fixed_pool(self) -> dict[str, Word]:
+        """What the user fixed the pool to, by its setting: then no utilization sizes it."""
+        reserved, blocks = least(self.reserved_gib), least(self.override_blocks)
+        found = {
+            "kv_cache_memory_bytes": self.setting("kv_cache_memory_bytes")
+            or (reserved and Word(int(reserved.value * 2**30), reserved.line)),
+            "num_gpu_blocks_override": self.setting("num_gpu_blocks_override")
+            or (blocks and Word(int(blocks.value), blocks.line)),
+        }
+        return {name: word for name, word in found.items() if word is not None}
+
+    @property
     def tensor_parallel_size(self) -> Word | None:
         """Cards that share every layer, if it was said."""
         return self.setting("tensor_parallel_size", "tp_size", "tp")

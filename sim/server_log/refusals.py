@@ -46,7 +46,7 @@ def _too_long(startup: Startup, refusal: Refusal, where: str) -> Iterator[str]:
         f"{where}: a request of {length:,} tokens needs {needed:g} GiB and there are "
         f"{available:g}: {missing:.2f} GiB missing ({missing * 1024:.0f} MiB) a worker; {longest}"
     )
-    if startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None:
+    if "kv_cache_memory_bytes" in startup.fixed_pool:
         free = least(startup.free_gib)
         room = f", {free.value:g} GiB were free at the start" if free is not None else ""
         yield (

@@ -210,6 +210,35 @@ def test_a_log_beside_its_configuration(kvsim: Kvsim, tmp_path: Path, spec: Path
     assert _checks(report)["caching_on"]["gain"]
 
 
+@pytest.mark.parametrize(
+    "fixed", ["'kv_cache_memory_bytes': 2147483648", "'num_gpu_blocks_override': 1024"]
+)
+def test_a_pool_that_was_fixed_is_simulated(
+    kvsim: Kvsim, tmp_path: Path, spec: Path, fixed: str
+) -> None:
+    """A pool of 16,384 tokens, by log or scrape, and not what the card would hold."""
+    path = tmp_path / "server.log"
+    path.write_text(
+        "INFO 04-02 10:00:00 [utils.py:233] non-default args: {'model': "
+        f"'meta-llama/Llama-3.1-8B', 'max_model_len': 1024, 'enable_prefix_caching': False, "
+        f"'gpu_memory_utilization': 0.9, {fixed}}}\n"
+        "INFO 04-02 10:00:20 [kv_cache_utils.py:1314] GPU KV cache size: 16,384 tokens\n"
+    )
+    flags = ("--trace", spec, "--gpu", "A100-40", "--step-time", "constant:0.01")
+    (report,) = _reports(kvsim, "--log", path, *flags)
+    before, _ = _checks(report)["caching_on"]["gain"]["users_held"]
+    assert 16384 / 640 < before < 16384 / 540  # of 528 to 628 tokens, in blocks
+    labels = fixed.replace("'", "").replace(": ", '="') + '"'
+    text = (
+        generate_latest(_registry()).decode().replace("cache_config_info{", "cache_config_info{@")
+    )
+    scrape = tmp_path / "metrics.txt"
+    scrape.write_text(text.replace("@", labels + ",").replace('caching="True"', 'caching="False"'))
+    more = ("--model", "Llama-3.1-8B", "--max-model-len", "1024")
+    (report,) = _reports(kvsim, "--metrics", scrape, *flags, *more)
+    assert _checks(report)["caching_on"]["gain"]["users_held"][0] == before
+
+
 # ---- Metrics -------------------------------------------------------------------------------------
 
 
