@@ -15,6 +15,9 @@ Warning: memory or time is lost. Info: worth knowing. The gravest comes first.""
 LEAST_POINTS = 2
 """Intervals that there must be before and after a change of the hit rate."""
 
+BLOCK_OF_STATE = 256
+"""Tokens: attention blocks above this exist only beside states, whose page they are as large as."""
+
 Source = Literal["configuration", "run", "log", "metrics"]
 
 
@@ -122,6 +125,11 @@ class Facts(msgspec.Struct, kw_only=True):
     def is_paged(self) -> bool:
         """Whether memory is in blocks, as on any server; contiguous allocators are of kvsim."""
         return self.allocator in {None, "paged", "prefix"}
+
+    @property
+    def is_state_sized(self) -> bool:
+        """Whether a block is as large as a state, which --block-size does not change."""
+        return (self.num_tables or 1) > 1 and (self.block_size or 0) > BLOCK_OF_STATE
 
     @property
     def started_with(self) -> float | None:

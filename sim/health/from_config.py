@@ -144,7 +144,8 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
         (each["num_requests"], each["num_tokens"]) for each in most_shared(trace)
     ]
     repeated = np.minimum(num_repeated_tokens(trace, outputs=True), prompts - 1)
-    whole = repeated // config.cache.block_size * config.cache.block_size
+    size = facts.block_size or config.cache.block_size  # with states, as large as one of them
+    whole = repeated // size * size
     if served.any():  # who is refused is not looked up
         asked = int(prompts[served].sum())
         facts.possible_hit_rate = int(whole[served].sum()) / asked

@@ -24,9 +24,6 @@ PADDING = 0.10
 HEAVY_TOKEN = 2**19
 """Bytes a token on one GPU: 512 KiB is a 7B model without grouped heads; 128 KiB is usual."""
 
-BLOCK_OF_STATE = 256
-"""Tokens: attention blocks above this exist only beside states, whose page they are as large as."""
-
 SAME_RATE = 0.01
 """Bytes a token that agree so well are computed from the same layers."""
 
@@ -277,8 +274,7 @@ def hybrid_blocks(facts: Facts) -> Found:
             change="without a draft model, if there is one; else count blocks, not tokens: kvsim "
             "capacity has the block tables",
         )
-    several = (facts.num_tables or 1) > 1
-    if size is None or size <= BLOCK_OF_STATE or not several:
+    if size is None or not facts.is_state_sized:
         return None
     mean = facts.mean_len
     if mean is not None and size / 2 < PADDING * mean:

@@ -197,10 +197,10 @@ def block_and_prefix(facts: Facts) -> Finding | None:
     if lost < WORTH_SHARING:
         return None
     requests, tokens = short[0] if short else shared[0]
-    smaller = 16 if size > 16 else None
+    smaller = 16 if size > 16 and not facts.is_state_sized else None
     return Finding(
         check="block_and_prefix",
-        severity="warning" if smaller else "info",  # kernels take no smaller blocks
+        severity="warning" if smaller else "info",  # nothing takes smaller blocks
         figure=f"block_size {size}, while {requests:,} requests start with the same {tokens:,} "
         f"tokens{facts.at('block_size')}",
         reason="only whole blocks are shared: "

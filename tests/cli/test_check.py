@@ -107,6 +107,15 @@ def test_what_is_missing_to_simulate_a_change(kvsim: Kvsim, spec: Path) -> None:
     assert "gain: not simulated: --step-time 'table' is unknown" in " ".join(done.out.split())
 
 
+def test_a_model_with_states_shares_in_large_blocks(kvsim: Kvsim, spec: Path) -> None:
+    """Qwen3.5's attention blocks are as large as a state: a prefix of 480 tokens fills none."""
+    flags = ("--model", "Qwen3.5-27B", "--gpu", "H200", "--max-model-len", "32768")
+    found = _checks(_reports(kvsim, "--trace", spec, *flags, "--no-gains")[0])["block_and_prefix"]
+    assert found["figure"].startswith("block_size 784, while 39 requests start")
+    assert found["severity"] == "info"  # the size is not for the user to choose
+    assert "0.0 % of the prompt tokens can hit" in found["reason"]
+
+
 def test_who_reserves_cannot_share(kvsim: Kvsim, spec: Path) -> None:
     """--enable-prefix-caching would contradict the allocator; blocks are none of its business."""
     flags = ("--trace", spec, *FLAGS, "--allocator", "reserve-max", "--no-gains")
