@@ -576,3 +576,14 @@ def test_long_logs_are_read_fast(tmp_path: Path) -> None:
     log = read_server_log(path)
     assert log.num_lines == 100_011
     assert time.perf_counter() - began < 10  # 0.6 s where it was written
+
+
+def test_a_card_without_memory_is_no_figure() -> None:
+    """A mangled line: nothing is computed with it."""
+    lines = (
+        "INFO total_gpu_memory=0GiB gpu_memory_utilization=0.90 vllm",
+        "INFO Available KV cache memory: -2.77 GiB",
+        "ValueError: No available memory for the cache blocks.",
+    )
+    found = explain(parse_server_log(enumerate(lines, 1)))
+    assert any("2.77 GiB less than weights" in line for line in found)
