@@ -162,6 +162,8 @@ def between(startups: Sequence[Startup]) -> Iterator[str]:
         length, longer = old.max_model_len, new.max_model_len
         if kv is None or other is None or length is None or longer is None:
             continue
+        if not all(isinstance(word.value, int | float) for word in (length, longer)):  # "auto"
+            continue
         if length.value == longer.value or abs(kv.value - other.value) <= 2 * ROUNDING:
             continue
         rates = [each for start in (old, new) for _, each in rate(start)]

@@ -587,3 +587,17 @@ def test_a_card_without_memory_is_no_figure() -> None:
     )
     found = explain(parse_server_log(enumerate(lines, 1)))
     assert any("2.77 GiB less than weights" in line for line in found)
+
+
+def test_two_starts_whose_length_is_a_word() -> None:
+    starts = [
+        f"vllm serve org/a-7b --max-model-len {length}\nINFO Available KV cache memory: {kv} GiB\n"
+        "INFO GPU KV cache size: 31,216 tokens"
+        for length, kv in (("auto", 3.81), ("9000", 2.89))
+    ]
+    log = parse_server_log(enumerate("\n".join(starts).splitlines(), 1))
+    assert [start.max_model_len and start.max_model_len.value for start in log.startups] == [
+        "auto",
+        9000,
+    ]
+    assert not any("goes from" in line for line in explain(log))
