@@ -269,10 +269,10 @@ def suggestion(startup: Startup) -> Iterator[str]:
     said = f"the server advises --kv-cache-memory of {advised.value:g} GiB {at(advised)}"
     if graphs is not None:
         taken = most(startup.graph_taken_gib)
-        captured = "" if taken is None else f" of {taken.value:g} GiB"
+        captured = "" if taken is None else f" ({taken.value:g} GiB)"
         yield (
-            f"{said}: CUDA graphs are in it twice, as captured{captured} and as estimated, "
-            f"{graphs.value:g} GiB within the activation peak {at(graphs)}; counted once, it is "
+            f"{said}: CUDA graphs are in it twice, as captured{captured} and as estimated "
+            f"({graphs.value:g} GiB of the activation peak) {at(graphs)}; counted once, it is "
             f"{advised.value + graphs.value:.2f} GiB"
         )
     elif advised.value <= 0:

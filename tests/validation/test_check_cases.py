@@ -175,6 +175,12 @@ GPU memory utilization is (0.92, 73.6 GiB). Actual usage is 51.66 GiB for consum
 gpu_memory_utilization config with `--kv-cache-memory=21717984215` (20.23 GiB) to fit into \
 requested memory. Current kv cache memory in use is 19.54 GiB.
 """
+DOUBLED = ADVISED.replace("0.85 GiB for peak", "2.4 GiB for peak").replace("20.23 GiB", "18.69 GiB")
+DOUBLED += """\
+INFO 08-17 02:57:58 [gpu_worker.py:578] CUDA graph memory profiling is enabled (default since \
+v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to \
+--gpu-memory-utilization=0.9006 without CUDA graph memory profiling.
+"""
 SHRUNK = """\
 # --max-model-len 7000
 Available KV cache memory: 3.81 GiB
@@ -206,6 +212,7 @@ WRITTEN = {
         TWICE,
         Case({"graphs", "suggestion"}, ("-20.83 GiB", "counted once, it is 36.62 GiB")),
     ),
+    "C18, less than there is": (DOUBLED, Case({"suggestion"}, ("counted once, it is 20.24 GiB",))),
     "C18, advised as it should be": (ADVISED, Case(set())),
     "C19": (SHRUNK, Case({"profile"}, ("goes from 7,000 to 10,000", "max_num_batched_tokens"))),
     "C24 storm": (
