@@ -3,7 +3,7 @@
 import functools
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -69,6 +69,16 @@ class Setting(NamedTuple):
     def flag(self) -> str:
         """As it is written on the command line."""
         return "--" + self.name.replace("_", "-")
+
+
+def as_flags(values: Mapping[str, Any]) -> Iterator[str]:
+    """Answer settings by name as the words of a command line; None is left out."""
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None:
+            yield from (f"--{flag}", str(value))
 
 
 def _bare(annotation: Any) -> Any:

@@ -126,8 +126,10 @@ def settings_of(
         take("gpu_memory_utilization", startup.gpu_memory_utilization)
     take("tensor_parallel_size", startup.tensor_parallel_size)
     take("pipeline_parallel_size", startup.pipeline_parallel_size)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "kv_cache_dtype"):
-        take(name, startup.setting(name))
+    named = ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "kv_cache_dtype")
+    words: dict[str, Word | None] = {**startup.fixed_pool, **{n: startup.setting(n) for n in named}}
+    for name, word in words.items():
+        take(name, word)
     if startup.batched_tokens and "max_num_batched_tokens" not in given:
         batched = startup.batched_tokens[-1]
         take("max_num_batched_tokens", Word(int(batched.value), batched.line))

@@ -1,10 +1,18 @@
 """Why a request cannot be served at all, or the head of the queue stays where it is."""
 
+from typing import overload
+
+from sim.columns import BoolArray
 from sim.request import Request
+from workloads.record import IntArray
 
 
-def can_be_served(num_prompt_tokens: int, max_model_len: int) -> bool:
-    """Answer whether a prompt leaves room for one output token.
+@overload
+def can_be_served(num_prompt_tokens: int, max_model_len: int) -> bool: ...
+@overload
+def can_be_served(num_prompt_tokens: IntArray, max_model_len: int) -> BoolArray: ...
+def can_be_served(num_prompt_tokens: int | IntArray, max_model_len: int) -> bool | BoolArray:
+    """Answer whether a prompt, or each of several, leaves room for one output token.
 
     The rule of vLLM 0.33.0's front end (``v1/engine/input_processor.py``).
     """

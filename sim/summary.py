@@ -14,6 +14,7 @@ from sim.columns import BoolArray, Columns, FloatArray
 from sim.gaps import PERCENTILES, GapStatistics
 from sim.goodput import parse_goodput
 from sim.overrun import Overrun, StepSizes
+from sim.refusal import can_be_served
 from sim.request import UNSET
 from sim.simulation import RunResult
 from sim.timing.base import StepTimeModel
@@ -82,7 +83,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
     if config.load.goodput is not None:
         load |= goodput_of(config.load.goodput, completed, duration, len(trace))
     max_model_len = config.model.max_model_len or 0
-    admitted = trace.num_prompt_tokens < max_model_len
+    admitted = can_be_served(trace.num_prompt_tokens, max_model_len)
     clipped = admitted & (trace.num_prompt_tokens + trace.num_output_tokens > max_model_len)
     return {
         "model_id": config.model.model,

@@ -233,6 +233,7 @@ class _Line(msgspec.Struct, gc=False):
     """What a line of a trace may say of its prompt in full."""
 
     prompt_token_ids: list[int] | None = None
+    input_tok_ids: list[int] | None = None  # LLMServingSim's
     messages: list["_Message"] | None = None
 
 
@@ -290,8 +291,9 @@ def _prompt(record: RequestRecord, text: bytes, row: int) -> Prompt | None:
         line = msgspec.json.decode(text, type=_Line)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    if line.prompt_token_ids is not None:
-        return Prompt(name, (), array("q", line.prompt_token_ids).tobytes(), 8)
+    ids = line.input_tok_ids if line.prompt_token_ids is None else line.prompt_token_ids
+    if ids is not None:
+        return Prompt(name, (), array("q", ids).tobytes(), 8)
     if line.messages is not None:
         said = "".join(f"{each.role}\n{each.content or ''}" for each in line.messages)
         return Prompt(name, (), said.encode("utf-8", "replace"), 1)

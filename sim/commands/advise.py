@@ -16,7 +16,7 @@ from sim.commands.common import given_by, load_recorded, print_json, simulate
 from sim.config import CONTIGUOUS_ONLY, RunConfig
 from sim.modelled import modelled_notes
 from sim.models import model_of
-from sim.options import settings
+from sim.options import as_flags, settings
 from sim.report import provenance
 from sim.settings import FLAG_RANK, Given, resolve
 from sim.what_if import compared
@@ -134,7 +134,7 @@ def _commands(
         mine["request_rate"] /= final.replicas
     if mine.get("max_concurrency") is not None:
         mine["max_concurrency"] = math.ceil(mine["max_concurrency"] / final.replicas)
-    kvsim = shlex.join(["kvsim", "run", *_flags(mine)])
+    kvsim = shlex.join(["kvsim", "run", *as_flags(mine)])
     if final.replicas > 1:
         kvsim += (
             f"  # one of {final.replicas} replicas, each with the sessions of "
@@ -153,17 +153,9 @@ def _vllm(final: Setup, values: Mapping[str, Any]) -> str | None:
     if final.replicas > 1:
         flags["data_parallel_size"] = final.replicas
     model = final.config.model.model
-    return shlex.join(["vllm", "serve", model_of(final.config.model).name or model, *_flags(flags)])
-
-
-def _flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """Answer settings as the words of a command line."""
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            yield f"--{flag}" if value else f"--no-{flag}"
-        elif value is not None:
-            yield from (f"--{flag}", str(value))
+    return shlex.join(
+        ["vllm", "serve", model_of(final.config.model).name or model, *as_flags(flags)]
+    )
 
 
 def _rests_on(advice: Advice) -> Iterator[str]:

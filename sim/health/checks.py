@@ -17,13 +17,15 @@ class Check(NamedTuple):
         find: answers what is wrong, or None.
         needs: fields of `Facts`, of each group one of which has to be known for None to mean that
             nothing is wrong.
-        sharing: it asks nothing of a server without prefix caching.
+        sharing: it asks nothing of a server without prefix caching. blocks: nor of one that has no
+            blocks.
     """
 
     question: str
     find: Callable[[Facts], Finding | None]
     needs: tuple[tuple[str, ...], ...] = ()
     sharing: bool = False
+    blocks: bool = False
 
 
 CHECKS: dict[str, Check] = {
@@ -31,7 +33,7 @@ CHECKS: dict[str, Check] = {
     "margin": Check(
         "room for activation peaks",
         memory_checks.margin,
-        (("gpu_memory_utilization", "room_gib", "steps_overrun"),),
+        (("room_gib", "steps_overrun", "started_with"),),
     ),
     "graphs": Check("CUDA graphs against the pool", memory_checks.graphs, (("graph_gib",),)),
     "profile": Check(
@@ -56,7 +58,7 @@ CHECKS: dict[str, Check] = {
     "hit_rate_kept": Check(
         "hit rate is kept",
         prefix_checks.hit_rate_kept,
-        (("hit_rate", "possible_series"),),
+        (("hit_series", "possible_series"),),
         sharing=True,
     ),
     "identical": Check("equal text begins alike", prefix_checks.identical, (("num_compared",),)),
@@ -65,10 +67,19 @@ CHECKS: dict[str, Check] = {
         prefix_checks.block_and_prefix,
         (("block_size",), ("shared_prefixes",)),
         sharing=True,
+        blocks=True,
     ),
-    "tails": Check("blocks against lengths", load_checks.tails, (("block_size",), ("mean_len",))),
+    "tails": Check(
+        "blocks against lengths",
+        load_checks.tails,
+        (("block_size",), ("mean_len",)),
+        blocks=True,
+    ),
     "kernel_blocks": Check(
-        "blocks that kernels take", load_checks.kernel_blocks, (("kernel_block_size",),)
+        "blocks that kernels take",
+        load_checks.kernel_blocks,
+        (("kernel_block_size",),),
+        blocks=True,
     ),
     "hybrid_blocks": Check(
         "blocks of hybrid layers", memory_checks.hybrid_blocks, (("num_tables", "padding"),)
@@ -77,6 +88,7 @@ CHECKS: dict[str, Check] = {
     "heavy_token": Check("bytes a token", memory_checks.heavy_token, (("bytes_per_token",),)),
     "workers": Check("the worker that binds", memory_checks.workers),
     "tokens_shown": Check("tokens as printed", memory_checks.tokens_shown),
+    "suggestion": Check("the advised size of the pool", memory_checks.suggestion),
     "free_share": Check("pool by need", memory_checks.free_share),
 }
 """Every check by name. A check without needs asks what only some sources tell."""
@@ -107,6 +119,8 @@ def go_through(facts: Facts) -> Report:
     report = Report(name=facts.name, source=facts.source, findings=[], passed=[], unknown={})
     for name, check in CHECKS.items():
         if check.sharing and facts.enable_prefix_caching is False:
+            continue
+        if check.blocks and not facts.is_paged:
             continue
         finding = check.find(facts)
         missing = _missing(facts, check)

@@ -12,6 +12,12 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """Error: does not start, may run out of memory, loses requests, or got worse while it ran.
 Warning: memory or time is lost. Info: worth knowing. The gravest comes first."""
 
+LEAST_POINTS = 2
+"""Intervals that there must be before and after a change of the hit rate."""
+
+BLOCK_OF_STATE = 256
+"""Tokens: attention blocks above this exist only beside states, whose page they are as large as."""
+
 Source = Literal["configuration", "run", "log", "metrics"]
 
 
@@ -43,7 +49,8 @@ class Facts(msgspec.Struct, kw_only=True):
     Attributes:
         places: where a figure stands, by the name of the field, for the report.
         allocator: as in tables: ``prefix``, ``paged``, ``reserve-max``, ...
-        is_sized: the pool follows from utilization; bytes or blocks were not given.
+        is_sized: the pool follows from utilization; kv_cache_memory_bytes and
+            num_gpu_blocks_override were not given.
         total_gib: of the card. outside_gib: of it, what utilization leaves out.
         activation_gib: peak of the profiling run above the weights.
         room_gib: what weights, graphs and pool leave for activation; negative if they do not fit.
@@ -77,6 +84,8 @@ class Facts(msgspec.Struct, kw_only=True):
     gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool | None = None
     is_sized: bool | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
     total_gib: float | None = None
     outside_gib: float | None = None
     activation_gib: float | None = None
@@ -112,6 +121,27 @@ class Facts(msgspec.Struct, kw_only=True):
     refusals: list[tuple[str, str]] | None = None
     remarks: list[tuple[str, str]] = []
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether memory is in blocks, as on any server; contiguous allocators are of kvsim."""
+        return self.allocator in {None, "paged", "prefix"}
+
+    @property
+    def is_state_sized(self) -> bool:
+        """Whether a block is as large as a state, which --block-size does not change."""
+        return (self.num_tables or 1) > 1 and (self.block_size or 0) > BLOCK_OF_STATE
+
+    @property
+    def started_with(self) -> float | None:
+        """The utilization of a server that starts: of another it tells nothing of what fits."""
+        return None if self.refusals else self.gpu_memory_utilization
+
+    @property
+    def hit_series(self) -> list[Point]:
+        """The intervals that tell a hit rate; none if they are too few to tell a change."""
+        told = [point for point in self.series if point.hit_rate is not None and point.weight > 0]
+        return told if len(told) >= 2 * LEAST_POINTS else []
+
     def at(self, *names: str) -> str:
         """Answer " (line 3, line 5)": where *names* stand; nothing if they are computed."""
         places = dict.fromkeys(self.places[name] for name in names if name in self.places)
@@ -129,7 +159,8 @@ class Finding(msgspec.Struct, kw_only=True):
         settings: the same as settings of a run, for the simulator; none if it cannot tell.
         gain: figures of the run that the change moves, by name, before and after, as the simulator
             says; None if it was not asked. unknown_gain: why it could not be. timing: how the times
-            of both runs are known.
+            of both runs are known. gain_requests: of how many requests, the first of the load, both
+            are; None: of all.
     """
 
     check: str
@@ -141,6 +172,7 @@ class Finding(msgspec.Struct, kw_only=True):
     gain: dict[str, tuple[float, float]] | None = None
     unknown_gain: str | None = None
     timing: str | None = None
+    gain_requests: int | None = None
 
 
 def merged(below: Facts, above: Facts) -> Facts:

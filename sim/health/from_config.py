@@ -16,6 +16,7 @@ from sim.kv_spec import weight_bytes
 from sim.memory import activation_bytes, graph_bytes, non_torch_bytes
 from sim.models import ModelSpec, model_of
 from sim.pool_sizing import engine_of, pool_of, stages_of
+from sim.refusal import can_be_served
 from sim.settings import KERNEL_BLOCK_SIZE
 from workloads.breaks import find_break, sampled_prompts
 from workloads.inspection import most_shared
@@ -133,7 +134,7 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
     longest = config.model.max_model_len or 0
     prompts, outputs = trace.num_prompt_tokens, trace.num_output_tokens
     total = prompts + outputs
-    served = prompts < longest
+    served = can_be_served(prompts, longest)
     facts.num_requests = len(trace)
     facts.longest = int(total.max())
     facts.mean_len = float(total.mean())
@@ -143,10 +144,13 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
         (each["num_requests"], each["num_tokens"]) for each in most_shared(trace)
     ]
     repeated = np.minimum(num_repeated_tokens(trace, outputs=True), prompts - 1)
-    whole = repeated // config.cache.block_size * config.cache.block_size
-    facts.possible_hit_rate = float(whole.sum() / prompts.sum())
-    facts.possible_by_token = float(repeated.sum() / prompts.sum())
-    facts.possible_series = _windows(trace, whole)
+    size = facts.block_size or config.cache.block_size  # with states, as large as one of them
+    whole = repeated // size * size
+    if served.any():  # who is refused is not looked up
+        asked = int(prompts[served].sum())
+        facts.possible_hit_rate = int(whole[served].sum()) / asked
+        facts.possible_by_token = int(repeated[served].sum()) / asked
+        facts.possible_series = _windows(trace, prompts * served, whole * served)
     load = config.load
     if load.trace != "-":  # which cannot be read again
         path = load.trace or CONVERSATION
@@ -155,15 +159,15 @@ def add_load(facts: Facts, trace: Trace, config: RunConfig) -> None:
         facts.prefix_break = find_break(found)
 
 
-def _windows(trace: Trace, hits: IntArray) -> list[Point]:
-    """Answer what a cache without limit hits, by the time of arrival."""
+def _windows(trace: Trace, asked: IntArray, hits: IntArray) -> list[Point]:
+    """Answer what a cache without limit hits of what is looked up, by the time of arrival."""
     start = int(trace.arrival_ps[0])
     width = max(1, -(-(int(trace.arrival_ps[-1]) - start + 1) // NUM_WINDOWS))
     place = (trace.arrival_ps - start) // width
-    queries = np.bincount(place, trace.num_prompt_tokens, NUM_WINDOWS)
+    queries = np.bincount(place, asked, NUM_WINDOWS)
     found = np.bincount(place, hits, NUM_WINDOWS)
     return [
-        Point(f"{row * width / PS_PER_S:,.1f} s", hit_rate=hit / asked, weight=asked)
-        for row, (asked, hit) in enumerate(zip(queries.tolist(), found.tolist(), strict=True))
-        if asked
+        Point(f"{row * width / PS_PER_S:,.1f} s", hit_rate=hit / total, weight=total)
+        for row, (total, hit) in enumerate(zip(queries.tolist(), found.tolist(), strict=True))
+        if total
     ]

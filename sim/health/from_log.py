@@ -5,7 +5,14 @@ from typing import Any
 from sim.health.facts import Facts, Point
 from sim.server_log import Refusal, Said, ServerLog, Startup, Word
 from sim.server_log.findings import between, pool_binds
-from sim.server_log.identities import block_size, counts_a_group, profile_of_v0, rate
+from sim.server_log.identities import (
+    block_size,
+    counts_a_group,
+    graphs_in_peak,
+    profile_of_v0,
+    rate,
+    suggestion,
+)
 from sim.server_log.records import least, most
 from sim.server_log.refusals import advice
 
@@ -48,7 +55,7 @@ def facts_of_startup(startup: Startup, name: str) -> Facts:
         facts.padding /= 100
     if facts.total_gib is not None and facts.gpu_memory_utilization is not None:
         facts.outside_gib = (1 - facts.gpu_memory_utilization) * facts.total_gib
-    facts.is_sized = not (startup.reserved_gib or startup.override_blocks)
+    facts.is_sized = not startup.fixed_pool
     rates = rate(startup)
     if rates:
         facts.bytes_per_token = rates[0][1]
@@ -69,7 +76,7 @@ def _helps(startup: Startup, refusal: Refusal) -> str:
         case "max_model_len":
             fits = refusal.estimated_max_model_len or refusal.pool_tokens
             shorter = f"--max-model-len {fits}" if fits else "a shorter --max-model-len"
-            is_given = startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None
+            is_given = "kv_cache_memory_bytes" in startup.fixed_pool
             more = "--kv-cache-memory-bytes" if is_given else "--gpu-memory-utilization"
             return f"{shorter}, or a higher {more} if the card has room"
         case "no_memory":
@@ -93,14 +100,18 @@ def _size(startup: Startup) -> Word | None:
 def _activation(startup: Startup) -> Said | None:
     """Answer the peak of the profiling run above the weights, of the worker with most."""
     peak, weights = most(startup.torch_peak_gib), startup.weights_gib
-    if startup.activation_gib or peak is None or weights is None:
-        return most(startup.activation_gib)
+    said, graphs = most(startup.activation_gib), graphs_in_peak(startup)
+    if said is not None and graphs is not None:
+        return said._replace(value=said.value - graphs.value)
+    if said is not None or peak is None or weights is None:
+        return said
     return peak._replace(value=peak.value - weights.value)
 
 
 def _remarks(startup: Startup) -> list[tuple[str, str]]:
     """Answer what only a log tells, by the check that it is for."""
     remarks = [("workers", line) for line in pool_binds(startup)]
+    remarks += [("suggestion", line) for line in suggestion(startup)]
     kv = startup.kv_cache_gib
     if startup.engine == "trtllm" and kv is not None:
         share = f"{kv.value:.2f} GiB for the cache (line {kv.line})"

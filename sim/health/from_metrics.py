@@ -41,8 +41,8 @@ OLD = {
 ENGINES = ("sglang", "trtllm", "nv_trt_llm", "lmdeploy", "tgi")
 """What the metrics of other engines start with."""
 
-Whose = tuple[str, str]
-"""Model and engine, as labels name them."""
+Labels = frozenset[tuple[str, str]]
+"""Names and values: of a sample, or those by which an engine is told from others."""
 
 
 class _Scrape:
@@ -51,7 +51,7 @@ class _Scrape:
     def __init__(self) -> None:
         self.values: dict[str, dict[float, float]] = {}
         self.labels: dict[str, dict[str, str]] = {}
-        self.buckets: dict[str, dict[float, float]] = {}
+        self.buckets: dict[str, dict[float, dict[float, float]]] = {}
 
     def add(self, name: str, labels: dict[str, str], time: float, value: float) -> None:
         """Take in a sample; of those that differ in other labels than the engine's, the sum."""
@@ -60,7 +60,13 @@ class _Scrape:
         self.labels[name] = labels
         bound = _number(labels.get("le"))
         if bound is not None:
-            self.buckets.setdefault(name, {})[bound] = value
+            held = self.buckets.setdefault(name, {}).setdefault(time, {})
+            held[bound] = held.get(bound, 0.0) + value
+
+    def last_buckets(self, name: str) -> dict[float, float]:
+        """Answer the latest counts of the histogram *name* by the upper bound."""
+        times = self.buckets.get(f"{name}_bucket")
+        return times[max(times)] if times else {}
 
     def last(self, name: str) -> float | None:
         """Answer the latest value of *name*."""
@@ -71,12 +77,6 @@ class _Scrape:
         """Answer the label *key* of *name*, as the last sample has it."""
         found = self.labels.get(name, {}).get(key)
         return None if found in {"", "None"} else found
-
-    def take_over(self, other: "_Scrape") -> None:
-        """Take what *other* has and this one has not."""
-        self.values = other.values | self.values
-        self.labels = other.labels | self.labels
-        self.buckets = other.buckets | self.buckets
 
 
 def _number(text: str | None) -> float | None:
@@ -109,8 +109,17 @@ def facts_of_metrics(path: Path) -> list[Facts]:
     # Times are in milliseconds in Prometheus' text, which the parser divides, in seconds here.
     unit = 1000.0 if text.rstrip().endswith("# EOF") else 1.0
     scrapes = _scrapes(_families(text, shown), unit, shown)
-    name = plain(str(path))
-    return [_facts(scrape, _named(name, whose, len(scrapes))) for whose, scrape in scrapes.items()]
+    common = frozenset.intersection(*scrapes)
+    return [
+        _facts(
+            scrape,
+            ", ".join([
+                plain(str(path)),
+                *(f"{name} {plain(value)}" for name, value in sorted(whose - common)),
+            ]),
+        )
+        for whose, scrape in scrapes.items()
+    ]  # fmt: skip
 
 
 _EXPECTED = "expected the text of a vLLM server's /metrics"
@@ -128,42 +137,75 @@ def _families(text: str, shown: str) -> Iterator[Metric]:
         raise FileError(f"{shown}: no metrics text: {why}; {_EXPECTED}") from None
 
 
-def _scrapes(families: Iterable[Metric], unit: float, shown: str) -> dict[Whose, _Scrape]:
+def _scrapes(families: Iterable[Metric], unit: float, shown: str) -> dict[Labels, _Scrape]:
     """Answer the samples of each engine; *unit* is seconds in what the parser calls one."""
-    scrapes: dict[Whose, _Scrape] = {}
+    samples: dict[tuple[str, float, Labels], float] = {}
+    old_names: dict[tuple[str, float, Labels], float] = {}  # 0.9 and 0.10 have both
     others: set[str] = set()
     for family in families:
         for sample in family.samples:
             if not sample.name.startswith("vllm:"):
                 others.add(sample.name.partition(":")[0].partition("_")[0])
                 continue
-            whose = (sample.labels.get("model_name", ""), sample.labels.get("engine", ""))
-            scrape = scrapes.setdefault(whose, _Scrape())
             time = 0.0 if sample.timestamp is None else unit * float(sample.timestamp)
             name = OLD.get(sample.name, sample.name)
             if name.startswith(_USED) and not 0 <= sample.value < math.inf:
                 raise FileError(
                     f"{shown}: {plain(name)} {sample.value:g}: expected a finite number from 0"
                 )
-            scrape.add(name, sample.labels, time, float(sample.value))
-    # cache_config_info has no model: what it says is of the engine of that number, or of all.
-    for whose in [each for each in scrapes if not each[0]]:
-        owners = [each for each in scrapes if each[0] and whose[1] in {"", each[1]}]
-        for owner in owners:
-            scrapes[owner].take_over(scrapes[whose])
-        if owners:
-            del scrapes[whose]
-    _check(scrapes, others, shown)
-    return scrapes
+            key = (name, time, frozenset(sample.labels.items()))
+            kept = samples if name == sample.name else old_names
+            if name.startswith(_USED) and key in kept:
+                raise FileError(
+                    f"{shown}: {plain(name)} stands there twice with the same labels and time: "
+                    "expected one scrape, or times beside the samples of several"
+                )
+            kept[key] = float(sample.value)
+    return _by_engine(old_names | samples, others, shown)
 
 
-def _check(scrapes: dict[Whose, _Scrape], others: set[str], shown: str) -> None:
-    """Refuse what is not of vLLM, or not whole."""
-    if not scrapes:
+def _by_engine(
+    samples: dict[tuple[str, float, Labels], float], others: set[str], shown: str
+) -> dict[Labels, _Scrape]:
+    """Answer *samples* by engine: whatever labels the gauges have tell one from another.
+
+    Of a server these are model and engine; of a federation instance or pod, too. A family may lack
+    some (cache_config_info has no model): what it says is of every engine that it does not
+    contradict. Labels that only it has (a reason, a bound) are its own.
+    """
+    if not samples:
         engine = next((name for name in ENGINES if name.partition("_")[0] in others), None)
         what = f"of {engine}" if engine else "without a family that starts with vllm:"
         raise FileError(f"{shown}: metrics {what}; {_EXPECTED}")
-    for scrape in scrapes.values():
+    gauges = dict.fromkeys(labels for name, _, labels in samples if name in REQUIRED)
+    most = max(map(len, gauges), default=0)
+    engines = {labels: _Scrape() for labels in gauges if len(labels) == most} or {
+        frozenset(): _Scrape()
+    }
+    told = {name for labels in engines for name, _ in labels}
+    owners: dict[Labels, list[_Scrape]] = {}
+    for (name, time, labels), value in samples.items():
+        own = frozenset(label for label in labels if label[0] in told)
+        if own not in owners:
+            owners[own] = [engines[own]] if own in engines else _not_contradicted(own, engines)
+        for scrape in owners[own]:
+            scrape.add(name, dict(labels), time, value)
+    _check(engines.values(), shown)
+    return engines
+
+
+def _not_contradicted(labels: Labels, engines: dict[Labels, _Scrape]) -> list[_Scrape]:
+    said = dict(labels)
+    return [
+        scrape
+        for whose, scrape in engines.items()
+        if all(said.get(name, value) == value for name, value in whose)
+    ]
+
+
+def _check(scrapes: Iterable[_Scrape], shown: str) -> None:
+    """Refuse what is not whole."""
+    for scrape in scrapes:
         missing = [name for name in REQUIRED if name not in scrape.values]
         if missing:
             raise FileError(
@@ -174,12 +216,6 @@ def _check(scrapes: dict[Whose, _Scrape], others: set[str], shown: str) -> None:
             raise FileError(
                 f"{shown}: {USAGE} {most:g}: expected a share from 0 to 1, not per cent"
             )
-
-
-def _named(shown: str, whose: Whose, count: int) -> str:
-    if count == 1:
-        return shown
-    return f"{shown}, {whose[0] or 'no model'} engine {whose[1] or '-'}"
 
 
 def _facts(scrape: _Scrape, name: str) -> Facts:
@@ -193,6 +229,11 @@ def _facts(scrape: _Scrape, name: str) -> Facts:
     blocks = _number(scrape.label(CONFIG, "num_gpu_blocks"))
     if blocks is not None and 0 <= blocks < MAX_COUNT and facts.block_size is not None:
         facts.kv_tokens = int(blocks) * facts.block_size
+    for setting in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        fixed = _number(scrape.label(CONFIG, setting))
+        if fixed is not None and 0 < fixed < math.inf:
+            setattr(facts, setting, int(fixed))
+            facts.is_sized = False
     facts.queries, facts.hits = scrape.last(QUERIES), scrape.last(HITS)
     if facts.queries and facts.hits is not None:
         facts.hit_rate = facts.hits / facts.queries
@@ -214,8 +255,7 @@ def _lengths(facts: Facts, scrape: _Scrape) -> None:
         if not count or total is None:
             return
         means += total / count
-        buckets = scrape.buckets.get(f"{name}_bucket", {})
-        used = [bound for bound, held in buckets.items() if held >= count]
+        used = [bound for bound, held in scrape.last_buckets(name).items() if held >= count]
         longest += min(used, default=math.inf)
     facts.mean_len = means
     if math.isfinite(longest):
@@ -241,7 +281,7 @@ def _series(scrape: _Scrape) -> Iterator[Point]:
         before |= {name: value for name, value in now.items() if value is not None}
         queries = added.get(QUERIES, 0.0)
         yield Point(
-            f"{time - times[0]:,.1f} s",
+            f"{time - times[0]:,.1f} s" if len(times) > 1 else "in this scrape",
             at(RUNNING, time),
             at(WAITING, time),
             at(USAGE, time),

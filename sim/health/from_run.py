@@ -2,7 +2,7 @@
 
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,21 +19,23 @@ from sim.settings import FILE_RANK, Given, Resolved, resolve
 from sim.simulation import RunResult
 from workloads.errors import plain, quote
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class _Summary(msgspec.Struct):
     """What of a summary is read, here and where a change is compared with it."""
 
-    num_prompts: int
-    num_clipped_requests: int
-    refused: dict[str, int]
-    total_input_tokens: int
-    total_output_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
+    num_prompts: Count
+    num_clipped_requests: Count
+    refused: dict[str, Count]
+    total_input_tokens: Count
+    total_output_tokens: Count
+    prefix_cache_queries: Count
+    prefix_cache_hits: Count
     prefix_cache_hit_rate: float | None
-    recomputed_tokens: int
-    num_preemptions: int
-    max_num_requests_running: int
+    recomputed_tokens: Count
+    num_preemptions: Count
+    max_num_requests_running: Count
     mean_num_requests_running: float | None
     mean_kv_cache_usage_perc: float | None
     max_kv_cache_usage_perc: float | None
@@ -164,8 +166,10 @@ def config_of(manifest: dict[str, Any], where: str, flags: dict[str, Given]) -> 
             f"{where}: manifest.json: {quote(unknown[0])} is no setting here: the run is of kvsim "
             f"{quote(version)}; expected one of this version, {metadata.version('kvsim')}"
         )
-    given = {name: Given(value, FILE_RANK, f"{where}: {name}") for name, value in config.items()}
+    given = {name: Given(value, FILE_RANK, name) for name, value in config.items()}
     try:
         return resolve(given | flags, shipped_workload=False)
     except ConfigError as error:
-        raise FileError(f"{error}; expected a run of kvsim {metadata.version('kvsim')}") from None
+        raise FileError(
+            f"{where}: manifest.json: {error}; expected a run of kvsim {metadata.version('kvsim')}"
+        ) from None

@@ -1,10 +1,18 @@
 """What the simulator says that each change would bring: the same load, run again."""
 
+from itertools import islice
+
 from sim.errors import ConfigError
 from sim.health.checks import Report
 from sim.health.subjects import Subject
 from sim.what_if import Outcome, compared, outcome_of, what_if
+from workloads.editing import records_of
 from workloads.errors import TraceError
+from workloads.record import Trace, build_trace
+
+MOST_REQUESTS = 10_000
+"""Of a load that a change is simulated on: a run of more takes minutes where prompts are long, and
+every change is another run."""
 
 FIGURES = (
     "output_throughput",
@@ -30,14 +38,15 @@ def add_gains(report: Report, subject: Subject) -> None:
         return
     if subject.config is None or subject.trace is None:
         for finding in findings:
-            finding.unknown_gain = "add --trace, --model and --gpu to simulate it"
+            finding.unknown_gain = subject.unknown_gain
         return
-    config, trace = subject.config, subject.trace
+    config, trace = subject.config, _first(subject.trace)
+    part = None if trace is subject.trace else len(trace)
     known: dict[str, Outcome] = {}
     try:
         before = (
             what_if(config, trace)
-            if subject.summary is None
+            if subject.summary is None or part is not None
             else outcome_of(subject.summary, config)
         )
     except (ConfigError, TraceError) as error:
@@ -55,9 +64,17 @@ def add_gains(report: Report, subject: Subject) -> None:
         except (ConfigError, TraceError) as error:
             finding.unknown_gain = f"not simulated: {error}"
             continue
-        finding.gain = _moved(before, known[key])
+        finding.gain, finding.gain_requests = _moved(before, known[key]), part
         timings = (before.timing_provenance, known[key].timing_provenance)
         finding.timing = ", then ".join(dict.fromkeys(timings))
+
+
+def _first(trace: Trace) -> Trace:
+    """Answer the part of *trace* that changes are simulated on: its first requests."""
+    if len(trace) <= MOST_REQUESTS:
+        return trace
+    records = islice(records_of(trace), MOST_REQUESTS)
+    return build_trace(records, name=trace.name, trace_format=trace.trace_format, notes=trace.notes)
 
 
 def _moved(before: Outcome, after: Outcome) -> dict[str, tuple[float, float]]:

@@ -51,24 +51,33 @@ def _share(points: Sequence[Point], every: Sequence[Point]) -> float:
     return len(points) / len(every) if every else 0.0
 
 
+def _reserves(facts: Facts) -> bool:
+    """Answer whether each request takes max_model_len, however short it is."""
+    return (facts.allocator or "").startswith("reserve-max")
+
+
 def lengths(facts: Facts) -> Found:
     """Whether max_model_len fits the lengths that come."""
     limit, longest = facts.max_model_len, facts.longest
-    lost = (facts.num_refused or 0) + (facts.num_clipped or 0)
+    lost = [
+        f"{count:,} {what}"
+        for count, what in (
+            (facts.num_refused, "requests refused"), (facts.num_clipped, "outputs cut"),
+        )
+        if count
+    ]  # fmt: skip
     if lost and limit is not None:
         return Finding(
             check="lengths",
             severity="error" if facts.num_refused else "warning",
-            figure=f"{facts.num_refused or 0:,} requests refused and {facts.num_clipped or 0:,} "
-            f"outputs cut at max_model_len {limit:,}",
+            figure=f"{' and '.join(lost)} at max_model_len {limit:,}",
             reason=f"the longest request has {longest or 0:,} tokens"
             if longest
             else "they do not fit",
             change=f"--max-model-len {longest or 'larger'}",
             settings={} if longest is None else {"max_model_len": longest},
         )
-    reserves = (facts.allocator or "").startswith("reserve-max")
-    if limit is None or longest is None or not reserves or limit < LONG * longest:
+    if limit is None or longest is None or not _reserves(facts) or limit < LONG * longest:
         return None
     return Finding(
         check="lengths",
@@ -82,9 +91,11 @@ def lengths(facts: Facts) -> Found:
 
 def few_fit(facts: Facts) -> Found:
     """Whether the pool holds more than a request or two of the longest length."""
-    fit = facts.concurrency
+    fit, limit, longest = facts.concurrency, facts.max_model_len, facts.longest
     if fit is None or fit >= FEW or facts.refusals:
         return None
+    if limit and longest and not _reserves(facts) and fit * limit / longest >= FEW:
+        return None  # no request is so long
     return Finding(
         check="few_fit",
         severity="warning",
@@ -116,8 +127,12 @@ def budget(facts: Facts) -> Found:
             reason="the load asks for more than the pool has: requests queue, and admissions that "
             "fit only at first end in preemptions",
             change="a larger pool (--gpu-memory-utilization, --kv-cache-dtype fp8, more GPUs), or "
-            "fewer requests per server; --scheduler-reserve-full-isl (vLLM's default) admits whole "
-            "prompts only",
+            "fewer requests per server"
+            + (
+                "; --scheduler-reserve-full-isl (vLLM's default) admits whole prompts only"
+                if facts.source in {"log", "metrics"}  # a run has said whether it is on
+                else ""
+            ),
             settings={"kv_cache_dtype": "fp8"},
         )
     if (peak.usage or 0.0) >= IDLE or any(_is_queued(point) for point in busy):
@@ -155,11 +170,13 @@ def preemptions(facts: Facts) -> Found:
     why = "each one throws a request's cache away and computes it again"
     if facts.recomputed:
         why += f": {100 * facts.recomputed:.1f} % of all tokens"
-    if said:
+    change = "a larger pool, or --watermark"
+    if any("SWAP" in text for text in said):
         why = (
-            "no cache was left for a running request; V0 swaps groups of several sequences, which "
-            "fails with swap_space 0"
+            "no cache was left for a running request; V0 moves groups of several sequences to CPU "
+            "memory, and ends with an error if --swap-space has no room for them"
         )
+        change = "a larger --swap-space, fewer sequences a request (n, best_of), or vLLM V1"
     settings: dict[str, object] = {}
     if facts.max_num_seqs is not None and (running := _most_running(facts)) > 1:
         settings = {"max_num_seqs": max(1, round(0.8 * min(facts.max_num_seqs, running)))}
@@ -169,7 +186,7 @@ def preemptions(facts: Facts) -> Found:
         severity="error" if storm else "warning",
         figure=figure,
         reason=why,
-        change=f"fewer --max-num-seqs{say}, a larger pool, or --watermark",
+        change=f"fewer --max-num-seqs{say}, {change}",
         settings=settings,
     )
 

@@ -24,9 +24,6 @@ PADDING = 0.10
 HEAVY_TOKEN = 2**19
 """Bytes a token on one GPU: 512 KiB is a 7B model without grouped heads; 128 KiB is usual."""
 
-BLOCK_OF_STATE = 256
-"""Tokens: attention blocks above this exist only beside states, whose page they are as large as."""
-
 SAME_RATE = 0.01
 """Bytes a token that agree so well are computed from the same layers."""
 
@@ -178,7 +175,7 @@ def workers(facts: Facts) -> Found:
         severity="info",
         figure="; ".join(said),
         reason="more GPUs split heads and weights, not requests: the pool is that of one of them",
-        change="free what others hold on the GPU with least, or --num-gpu-blocks-override",
+        change="free what others hold on the GPU with least",
     )
 
 
@@ -194,6 +191,22 @@ def tokens_shown(facts: Facts) -> Found:
         reason="a hybrid model: before vLLM 0.21 the line counts one group of layers, since then "
         "concurrency x max_model_len; the memory is the same",
         change="none: compare concurrency or blocks across versions, not tokens",
+    )
+
+
+def suggestion(facts: Facts) -> Found:
+    """Whether the size that the server advises for the pool can be used."""
+    said = [text for name, text in facts.remarks if name == "suggestion"]
+    if not said:
+        return None
+    return Finding(
+        check="suggestion",
+        severity="info",
+        figure=said[0],
+        reason="the advice alone is wrong (vllm-project/vllm#57936): the pool in use is not "
+        "computed from it",
+        change="none: leave the pool to --gpu-memory-utilization, or fix the size counted once by "
+        "--kv-cache-memory-bytes",
     )
 
 
@@ -261,8 +274,7 @@ def hybrid_blocks(facts: Facts) -> Found:
             change="without a draft model, if there is one; else count blocks, not tokens: kvsim "
             "capacity has the block tables",
         )
-    several = (facts.num_tables or 1) > 1
-    if size is None or size <= BLOCK_OF_STATE or not several:
+    if size is None or not facts.is_state_sized:
         return None
     mean = facts.mean_len
     if mean is not None and size / 2 < PADDING * mean:

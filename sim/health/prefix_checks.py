@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.health.facts import Facts, Finding, Point
+from sim.health.facts import LEAST_POINTS, Facts, Finding, Point
 
 WORTH_SHARING = 0.05
 """Share of prompt tokens: with less to share, caching on or off makes no difference that counts."""
@@ -18,9 +18,6 @@ DROP = 0.20
 
 CLEAR = 2.0
 """A fall counts if it is as many standard deviations of the hit rates around their two means."""
-
-LEAST_POINTS = 2
-"""Intervals with look-ups that there must be before and after a change."""
 
 LOST = 0.10
 """Share of prompt tokens lost to one difference that is worth another template."""
@@ -89,8 +86,10 @@ def caching_on(facts: Facts) -> Finding | None:
             else ""
         ),
         reason="repeated prefixes are computed and stored again for every request",
-        change="--enable-prefix-caching (vLLM's default)",
-        settings={"enable_prefix_caching": True},
+        change="--enable-prefix-caching (vLLM's default)"
+        if facts.is_paged
+        else "--allocator prefix: memory in blocks, which prompts can share",
+        settings={"enable_prefix_caching": True} if facts.is_paged else {"allocator": "prefix"},
     )
 
 
@@ -119,8 +118,8 @@ def hit_rate(facts: Facts) -> Finding | None:
 
 def _never(facts: Facts) -> Finding | None:
     """Answer a finding where nothing ever hit and what could have is not known."""
-    rates = [point.hit_rate for point in facts.series if point.hit_rate is not None]
-    if facts.hit_rate or any(rates):
+    idle = bool(facts.series) and not any(point.running for point in facts.series)
+    if facts.hit_rate or any(point.hit_rate for point in facts.series) or idle:
         return None
     return Finding(
         check="hit_rate",
@@ -198,10 +197,10 @@ def block_and_prefix(facts: Facts) -> Finding | None:
     if lost < WORTH_SHARING:
         return None
     requests, tokens = short[0] if short else shared[0]
-    smaller = 16 if size > 16 else None
+    smaller = 16 if size > 16 and not facts.is_state_sized else None
     return Finding(
         check="block_and_prefix",
-        severity="warning",
+        severity="warning" if smaller else "info",  # nothing takes smaller blocks
         figure=f"block_size {size}, while {requests:,} requests start with the same {tokens:,} "
         f"tokens{facts.at('block_size')}",
         reason="only whole blocks are shared: "

@@ -1,10 +1,12 @@
 """What the check list found, in words."""
 
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from sim.health.checks import CHECKS, Report
 from sim.health.facts import Finding
+from sim.options import as_flags
 
 WIDTH = 100
 
@@ -18,6 +20,7 @@ FROM = {
     "series": _WATCHED,
     "num_preemptions": _WATCHED,
     "hit_rate": _WATCHED,
+    "hit_series": "statistics over time",
     "num_compared": "--trace with what is in the prompts",
     "block_size": "--block-size",
     "kernel_block_size": "--block-size",
@@ -42,15 +45,18 @@ UNITS = {
 
 def report_text(report: Report) -> str:
     """Answer what *report* says: findings, what is in order, what could not be checked."""
-    lines = [f"{report.name} ({report.source})"]
+    named = report.name == report.source
+    lines = [report.name if named else f"{report.name} ({report.source})"]
     for finding in report.findings:
         lines += _finding(finding)
     if not report.findings:
         lines.append("nothing found")
     if report.passed:
         lines += _wrapped("in order", "; ".join(CHECKS[name].question for name in report.passed))
-    for needs, questions in _unknown(report).items():
-        lines += _wrapped("not checked", f"for want of {needs}: {'; '.join(questions)}")
+    if report.unknown:
+        lines += _wrapped(
+            "not checked", f"{len(report.unknown)} more, for want of {'; '.join(_wanted(report))}"
+        )
     return "\n".join(lines)
 
 
@@ -60,10 +66,9 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield from _wrapped("", f"change: {finding.change}")
     if finding.gain is not None:
         moved = ", ".join(gain_words(finding.gain)) or "nothing moves by 1 %"
-        given = " ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in finding.settings.items()
-        )
-        yield from _wrapped("", f"simulated with {given} (times {finding.timing}): {moved}")
+        given = " ".join(as_flags(finding.settings))
+        part = f" on the first {finding.gain_requests:,} requests" if finding.gain_requests else ""
+        yield from _wrapped("", f"simulated with {given}{part} (times {finding.timing}): {moved}")
     elif finding.unknown_gain is not None:
         yield from _wrapped("", f"gain: {finding.unknown_gain}")
 
@@ -81,15 +86,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _unknown(report: Report) -> dict[str, list[str]]:
-    """Answer what could not be checked, by what it needs."""
+def _wanted(report: Report) -> Iterable[str]:
+    """Answer what checks need that could not be made, what most of them need first."""
     refused = any(finding.check == "starts" for finding in report.findings)
     otherwise = "a server that starts" if refused else "--model and --gpu"
-    by_needs: dict[str, list[str]] = {}
-    for name, fields in report.unknown.items():
-        needs = dict.fromkeys(FROM.get(field, otherwise) for field in fields)
-        by_needs.setdefault(" and ".join(needs), []).append(CHECKS[name].question)
-    return by_needs
+    needs = [FROM.get(field, otherwise) for fields in report.unknown.values() for field in fields]
+    return (need for need, _ in Counter(needs).most_common())
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -51,6 +51,7 @@ class Subject:
         config: the configuration that a change starts from; None where it is not known whole.
         trace: its load as recorded, before the request rate; None where it is not known.
         summary: of the run that the facts are of; None where there was none.
+        unknown_gain: why what a change brings cannot be simulated, without *config* or *trace*.
         notes: what the user should know.
     """
 
@@ -58,6 +59,7 @@ class Subject:
     config: RunConfig | None = None
     trace: Trace | None = None
     summary: Summary | None = None
+    unknown_gain: str = "add --trace to simulate it"
     notes: list[str] = field(default_factory=list)
 
 
@@ -85,12 +87,14 @@ def of_flags(given: dict[str, Given], run: Run) -> list[Subject]:
         result = run(Simulation(subject.config, arrived))
     except ConfigError as error:
         subject.config = None
-        subject.notes.append(f"not simulated: {error}")
+        subject.unknown_gain = f"not simulated: {error}"
+        subject.notes.append(subject.unknown_gain)
         return [subject]
     subject.summary = summarize(result)
     if subject.summary["num_steps"]:
         seen = facts_of_run(in_memory(result, subject.summary), "configuration")
         subject.facts = merged(subject.facts, seen)
+        subject.facts.source = "configuration"
     return [subject]
 
 
@@ -179,7 +183,7 @@ def _told(facts: Facts) -> dict[str, Given]:
     """Answer the settings of a run that a server tells by itself."""
     names = ["block_size", "enable_prefix_caching"]
     if facts.source == "metrics":
-        names.append("gpu_memory_utilization")
+        names += ["gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"]
     return {
         name: Given(value, FILE_RANK, facts.name)
         for name in names
@@ -204,6 +208,7 @@ def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) ->
         computed = facts_of_config(config, facts.name)
     except ConfigError as error:
         resolve(flags, shipped_workload=False, runs=False)  # whoever gave them is told
+        subject.unknown_gain = f"not simulated: {error}"
         subject.notes.append(f"{facts.name}: nothing is computed beside it: {error}")
         return subject
     if "model" not in both:
@@ -218,6 +223,8 @@ def _of_server(facts: Facts, both: dict[str, Given], flags: dict[str, Given]) ->
     computed.kernel_block_size = KERNEL_BLOCK_SIZE if "block_size" in both else None
     computed.refusals = None
     subject.facts = merged(computed, facts)
+    missing = [f"--{name}" for name in ("trace", "model", "gpu") if name not in both]
+    subject.unknown_gain = f"add {', '.join(missing)} to simulate it"
     if config.load.trace is not None:
         subject.trace = recorded(config.load)
         add_load(subject.facts, arriving(subject.trace, config.load), config)

@@ -84,8 +84,15 @@ class RunFiles(RunSeries):
         path, steps = read_frame(folder, "steps")
         for column in _STEP_COLUMNS:
             steps[column] = numbers(steps, column, path)
-        if not steps["duration"].sum() > 0 or summary["kv_cache_slots"] < 1:
+        if not steps["duration"].sum() > 0:
             raise FileError(f"{plain(str(path))}: no step took time: nothing to draw")
+        slots, held = summary["kv_cache_slots"], steps[[f"kv_{s}_slots" for s in SLOT_STATES]]
+        # Rows of a run of steps hold means, whose sum is rounded.
+        if slots < 1 or not np.allclose(held.sum(axis=1), slots):
+            raise FileError(
+                f"{plain(str(where))}: key kv_cache_slots: {slots}; expected as many as the slots "
+                f"of every row of {plain(path.name)} add up to"
+            )
         super().__init__(summary, steps)
 
 

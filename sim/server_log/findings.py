@@ -16,6 +16,7 @@ from sim.server_log.identities import (
     num_workers,
     profile_of_v0,
     rate,
+    suggestion,
     tokens_agree,
 )
 from sim.server_log.records import Said, ServerLog, Startup, least, most
@@ -161,6 +162,8 @@ def between(startups: Sequence[Startup]) -> Iterator[str]:
         length, longer = old.max_model_len, new.max_model_len
         if kv is None or other is None or length is None or longer is None:
             continue
+        if not all(isinstance(word.value, int | float) for word in (length, longer)):  # "auto"
+            continue
         if length.value == longer.value or abs(kv.value - other.value) <= 2 * ROUNDING:
             continue
         rates = [each for start in (old, new) for _, each in rate(start)]
@@ -184,6 +187,7 @@ _PARTS: tuple[Callable[[Startup], Iterator[str]], ...] = (
     profile_of_v0,
     tokens_agree,
     graphs_share,
+    suggestion,
     _padding,
     _units,
     _running,

@@ -241,3 +241,39 @@ def graphs_share(startup: Startup) -> Iterator[str]:
             f"CUDA graphs take {graphs.value:g} GiB, more than the cache, {kv.value:g} "
             f"{at(graphs, kv)}; without them it would be {graphs.value + kv.value:.2f} GiB"
         )
+
+
+def graphs_in_peak(startup: Startup) -> Said | None:
+    """Answer the estimate of CUDA graphs that the printed activation peak holds; None if none.
+
+    vLLM 0.28 and later print the peak with what they subtract for graphs: the pool then is the
+    budget less what is consumed and that peak (vllm-project/vllm#57936).
+    """
+    graphs, peak, kv = most(startup.graph_gib), most(startup.activation_gib), least(startup.kv_gib)
+    budget, consumed = most(startup.requested_gib), most(startup.consumed_gib)
+    if graphs is None or peak is None or kv is None or budget is None or consumed is None:
+        return None
+    rest = budget.value - consumed.value - peak.value
+    is_on = bool(startup.utilization_without_graphs) or any(
+        said.value <= 0 for said in startup.suggested_gib
+    )
+    holds = graphs.value <= peak.value + ROUNDING and abs(rest - kv.value) <= 4 * ROUNDING
+    return graphs if is_on and holds else None
+
+
+def suggestion(startup: Startup) -> Iterator[str]:
+    """The cache that the server advises to fix counts CUDA graphs once, or is no setting."""
+    advised, graphs = least(startup.suggested_gib), graphs_in_peak(startup)
+    if advised is None:
+        return
+    said = f"the server advises --kv-cache-memory of {advised.value:g} GiB {at(advised)}"
+    if graphs is not None:
+        taken = most(startup.graph_taken_gib)
+        captured = "" if taken is None else f" ({taken.value:g} GiB)"
+        yield (
+            f"{said}: CUDA graphs are in it twice, as captured{captured} and as estimated "
+            f"({graphs.value:g} GiB of the activation peak) {at(graphs)}; counted once, it is "
+            f"{advised.value + graphs.value:.2f} GiB"
+        )
+    elif advised.value <= 0:
+        yield f"{said}, which is no setting"

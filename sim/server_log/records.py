@@ -125,7 +125,8 @@ class Startup(msgspec.Struct):
         utilization: as asked for. utilization_without_graphs: the same share less the graphs.
         padding_pct: of the cache that padded layers may waste, a line each.
         preemption: how V0 preempts for want of cache, SWAP or RECOMPUTE.
-        left_gib: free when all is allocated.
+        left_gib: free when all is allocated. suggested_gib: ``--kv-cache-memory`` that the server
+            advises, to fit into what was requested.
     """
 
     engine: Engine = "unknown"
@@ -155,6 +156,7 @@ class Startup(msgspec.Struct):
     v_gib: list[Said] = []
     reserved_gib: list[Said] = []
     left_gib: list[Said] = []
+    suggested_gib: list[Said] = []
     gpu_blocks: list[Said] = []
     cpu_blocks: list[Said] = []
     override_blocks: list[Said] = []
@@ -225,6 +227,18 @@ class Startup(msgspec.Struct):
         if given is None and self.utilization:
             given = Word(self.utilization[0].value, self.utilization[0].line)
         return given
+
+    @property
+    def fixed_pool(self) -> dict[str, Word]:
+        """What the user fixed the pool to, by its setting: then no utilization sizes it."""
+        reserved, blocks = least(self.reserved_gib), least(self.override_blocks)
+        found = {
+            "kv_cache_memory_bytes": self.setting("kv_cache_memory_bytes")
+            or (reserved and Word(int(reserved.value * 2**30), reserved.line)),
+            "num_gpu_blocks_override": self.setting("num_gpu_blocks_override")
+            or (blocks and Word(int(blocks.value), blocks.line)),
+        }
+        return {name: word for name, word in found.items() if word is not None}
 
     @property
     def tensor_parallel_size(self) -> Word | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from sim.server_log.records import Refusal, Startup, least
+from sim.server_log.records import Refusal, Said, Startup, least
 
 
 def advice(startup: Startup, refusal: Refusal) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _too_long(startup: Startup, refusal: Refusal, where: str) -> Iterator[str]:
         f"{where}: a request of {length:,} tokens needs {needed:g} GiB and there are "
         f"{available:g}: {missing:.2f} GiB missing ({missing * 1024:.0f} MiB) a worker; {longest}"
     )
-    if startup.reserved_gib or startup.setting("kv_cache_memory_bytes") is not None:
+    if "kv_cache_memory_bytes" in startup.fixed_pool:
         free = least(startup.free_gib)
         room = f", {free.value:g} GiB were free at the start" if free is not None else ""
         yield (
@@ -60,7 +60,7 @@ def _too_long(startup: Startup, refusal: Refusal, where: str) -> Iterator[str]:
 
 def _more(startup: Startup, missing: float) -> Iterator[str]:
     """Which utilization would hold *missing* GiB more."""
-    total, share = least(startup.total_gib), startup.gpu_memory_utilization
+    total, share = _card(startup), startup.gpu_memory_utilization
     if total is None or share is None or not isinstance(share.value, float | int):
         return
     wanted = share.value + missing / total.value
@@ -71,6 +71,11 @@ def _more(startup: Startup, missing: float) -> Iterator[str]:
         )
     else:
         yield f"no gpu_memory_utilization fits: it would take {wanted:.2f} of {total.value:g} GiB"
+
+
+def _card(startup: Startup) -> Said | None:
+    """Answer the memory of the card that has least; a mangled line may say 0."""
+    return least([said for said in startup.total_gib if said.value > 0])
 
 
 def _stages(startup: Startup, refusal: Refusal) -> Iterator[str]:
@@ -101,7 +106,7 @@ def _layers(text: object) -> list[int]:
 
 
 def _nothing_left(startup: Startup, where: str) -> Iterator[str]:
-    kv, total = startup.kv_cache_gib, least(startup.total_gib)
+    kv, total = startup.kv_cache_gib, _card(startup)
     if kv is None:
         yield (
             f"{where}: weights and activations take the whole budget: raise "

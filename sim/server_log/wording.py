@@ -116,6 +116,9 @@ _LATE = (
     r"<activation_gib:gib> for peak activation",
     r"<non_torch_gib:gib> for non-torch memory",
     r"<graph_taken_gib:gib> for (?:CUDA|NPU) ?[Gg]raph",
+    r"graph pool memory: <graph_taken_gib:gib> \(actual\), <graph_gib:gib> \(estimated\)",
+    r"Current kv cache memory in use is <kv_gib:gib>",
+    r"--kv-cache-memory=-?\d+` \( <suggested_gib:gib>\) to fit",
     r"Memory pool end\. avail mem= <left_gib:gib>",
     r"increase --gpu-memory-utilization from <utilization:number> to",
     r"The current --gpu-memory-utilization= <utilization:number> is equivalent to "

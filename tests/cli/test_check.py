@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from sim.errors import FileError
 from sim.health import CHECKS, go_through
 from sim.health.from_metrics import facts_of_metrics
+from sim.health.report import report_text
 from tests.cli.conftest import Kvsim
 
 SPEC = """\
@@ -93,6 +94,72 @@ def test_what_a_change_brings_is_simulated(kvsim: Kvsim, tmp_path: Path) -> None
     assert found["timing"] == "assumed"
     none = _checks(_reports(kvsim, "--trace", path, *flags, "--no-gains")[0])["caching_on"]
     assert none["gain"] is None
+    words = " ".join(kvsim("check", "--trace", path, *flags).out.split())
+    assert "simulated with --enable-prefix-caching (times assumed): " in words
+
+
+def test_what_is_missing_to_simulate_a_change(kvsim: Kvsim, spec: Path) -> None:
+    alone = kvsim("check", "--gpu-memory-utilization", "0.97")
+    assert "gain: add --trace to simulate it" in alone.out
+    assert alone.out.startswith("configuration\n")
+    flags = ("--num-gpu-blocks-override", "999", "--max-model-len", "1024", "--step-time", "table")
+    done = kvsim("check", "--trace", spec, "--block-size", "8", *flags)
+    assert "gain: not simulated: --step-time 'table' is unknown" in " ".join(done.out.split())
+
+
+def test_a_model_with_states_shares_in_large_blocks(kvsim: Kvsim, spec: Path) -> None:
+    """Qwen3.5's attention blocks are as large as a state: a prefix of 480 tokens fills none."""
+    flags = ("--model", "Qwen3.5-27B", "--gpu", "H200", "--max-model-len", "32768")
+    found = _checks(_reports(kvsim, "--trace", spec, *flags, "--no-gains")[0])["block_and_prefix"]
+    assert found["figure"].startswith("block_size 784, while 39 requests start")
+    assert found["severity"] == "info"  # the size is not for the user to choose
+    assert "0.0 % of the prompt tokens can hit" in found["reason"]
+
+
+def test_who_reserves_cannot_share(kvsim: Kvsim, spec: Path) -> None:
+    """--enable-prefix-caching would contradict the allocator; blocks are none of its business."""
+    flags = ("--trace", spec, *FLAGS, "--allocator", "reserve-max", "--no-gains")
+    (report,) = _reports(kvsim, *flags)
+    assert _checks(report)["caching_on"]["settings"] == {"allocator": "prefix"}
+    assert report["unknown"] == {}
+    assert not {"tails", "kernel_blocks"} & set(report["passed"])
+
+
+def test_changes_of_a_long_load_are_simulated_on_its_first_requests(
+    kvsim: Kvsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as a run of these alone, which the report says."""
+    lines = [
+        json.dumps({"arrival_time": row / 8, "prompt": [["same", 320], [f"{row}", 64]],
+                    "output_len": 40})
+        for row in range(40)
+    ]  # fmt: skip
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    whole.write_text("\n".join(lines))
+    part.write_text("\n".join(lines[:25]))
+    flags = (*FLAGS, "--no-enable-prefix-caching")
+    (alone,) = _reports(kvsim, "--trace", part, *flags)
+    monkeypatch.setattr("sim.health.gains.MOST_REQUESTS", 25)
+    (report,) = _reports(kvsim, "--trace", whole, *flags)
+    found, expected = _checks(report)["caching_on"], _checks(alone)["caching_on"]
+    assert found["gain"] == expected["gain"] != {}
+    assert (found["gain_requests"], expected["gain_requests"]) == (25, None)
+    said = " ".join(kvsim("check", "--trace", whole, *flags).out.split())
+    assert "on the first 25 requests (times" in said
+
+
+def test_who_is_refused_could_hit_nothing(kvsim: Kvsim, tmp_path: Path) -> None:
+    """Three of four requests are longer than max_model_len: their prefix is never looked up."""
+    path = tmp_path / "long.jsonl"
+    lines = [
+        {"arrival_time": row, "prompt": [["same", 2000 if row % 4 else 160]], "output_len": 4}
+        for row in range(16)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    (report,) = _reports(kvsim, "--trace", path, *FLAGS, "--no-gains")
+    assert "12 requests refused" in _checks(report)["lengths"]["figure"]
+    assert "hit_rate" in report["passed"]
+    assert "hit_rate" not in _checks(report)
 
 
 def test_a_comparison_is_checked_run_by_run(kvsim: Kvsim, tmp_path: Path, spec: Path) -> None:
@@ -119,7 +186,14 @@ def test_without_a_load_what_needs_one_is_said(kvsim: Kvsim) -> None:
     assert report["findings"] == []
     assert {"lengths", "hit_rate", "preemptions", "seats"} <= set(report["unknown"])
     assert {"starts", "margin"} <= set(report["passed"])
-    assert "for want of --trace" in kvsim("check", "--gpu", "H100").out
+    assert kvsim("check", "--gpu", "H100").out.count("not checked") == 1
+    assert "for want of --trace" in " ".join(kvsim("check", "--gpu", "H100").out.split())
+
+
+def test_what_does_not_start_has_no_room(kvsim: Kvsim) -> None:
+    (report,) = _reports(kvsim, "--gpu", "H100", "--model", "DeepSeek-V3", "-tp", "2")
+    assert "starts" in _checks(report)
+    assert "margin" in report["unknown"]
 
 
 def test_a_configuration_file(kvsim: Kvsim, tmp_path: Path) -> None:
@@ -138,13 +212,40 @@ def test_a_log_beside_its_configuration(kvsim: Kvsim, tmp_path: Path, spec: Path
         "INFO 04-02 10:00:20 [kv_cache_utils.py:1314] GPU KV cache size: 190,000 tokens\n"
     )
     (alone,) = _reports(kvsim, "--log", path)
-    assert (
-        _checks(alone)["margin"]["unknown_gain"] == "add --trace, --model and --gpu to simulate it"
-    )
+    assert _checks(alone)["margin"]["unknown_gain"] == "add --trace, --gpu to simulate it"
     flags = ("--trace", spec, "--gpu", "A100-40", "--step-time", "constant:0.01")
     (report,) = _reports(kvsim, "--log", path, *flags)
     assert {"margin", "caching_on", "identical"} <= set(_checks(report))
     assert _checks(report)["caching_on"]["gain"]
+
+
+@pytest.mark.parametrize(
+    "fixed", ["'kv_cache_memory_bytes': 2147483648", "'num_gpu_blocks_override': 1024"]
+)
+def test_a_pool_that_was_fixed_is_simulated(
+    kvsim: Kvsim, tmp_path: Path, spec: Path, fixed: str
+) -> None:
+    """A pool of 16,384 tokens, by log or scrape, and not what the card would hold."""
+    path = tmp_path / "server.log"
+    path.write_text(
+        "INFO 04-02 10:00:00 [utils.py:233] non-default args: {'model': "
+        f"'meta-llama/Llama-3.1-8B', 'max_model_len': 1024, 'enable_prefix_caching': False, "
+        f"'gpu_memory_utilization': 0.9, {fixed}}}\n"
+        "INFO 04-02 10:00:20 [kv_cache_utils.py:1314] GPU KV cache size: 16,384 tokens\n"
+    )
+    flags = ("--trace", spec, "--gpu", "A100-40", "--step-time", "constant:0.01")
+    (report,) = _reports(kvsim, "--log", path, *flags)
+    before, _ = _checks(report)["caching_on"]["gain"]["users_held"]
+    assert 16384 / 640 < before < 16384 / 540  # of 528 to 628 tokens, in blocks
+    labels = fixed.replace("'", "").replace(": ", '="') + '"'
+    text = (
+        generate_latest(_registry()).decode().replace("cache_config_info{", "cache_config_info{@")
+    )
+    scrape = tmp_path / "metrics.txt"
+    scrape.write_text(text.replace("@", labels + ",").replace('caching="True"', 'caching="False"'))
+    more = ("--model", "Llama-3.1-8B", "--max-model-len", "1024")
+    (report,) = _reports(kvsim, "--metrics", scrape, *flags, *more)
+    assert _checks(report)["caching_on"]["gain"]["users_held"][0] == before
 
 
 # ---- Metrics -------------------------------------------------------------------------------------
@@ -200,6 +301,54 @@ def test_what_a_scrape_shows(kvsim: Kvsim, tmp_path: Path) -> None:
     assert set(_checks(report)) == {"margin", "preemptions", "seats"}
 
 
+def test_a_federation_is_read_server_by_server(tmp_path: Path) -> None:
+    """Two servers of one model: their labels differ in the instance only, nothing is added up."""
+    path = tmp_path / "metrics.txt"
+    texts = [generate_latest(_registry(usage)).decode() for usage in (0.4, 0.5)]
+    servers = (f'engine="0",instance="{name}\x1b[2J:1"' for name in "ab")
+    pairs = zip(texts, servers, strict=True)
+    path.write_text("".join(text.replace('engine="0"', server) for text, server in pairs))
+    found = facts_of_metrics(path)
+    assert [facts.series[0].usage for facts in found] == [0.4, 0.5]
+    assert [(facts.num_requests, facts.kv_tokens) for facts in found] == [(100, 16016)] * 2
+    assert ["instance 'a" in facts.name for facts in found] == [True, False]
+    assert not any("\x1b" in report_text(go_through(facts)) for facts in found)
+
+
+def test_label_sets_of_one_engine_are_added_up(tmp_path: Path) -> None:
+    """A histogram by another label, too: each bucket is the sum, as count and sum are."""
+    path = tmp_path / "metrics.txt"
+    labels = 'engine="0",model_name="m",by="x"'
+    more = [
+        f'vllm:request_prompt_tokens_{name}{{{labels}{le}}} {value}\n'
+        for name, le, value in (
+            ("bucket", ',le="50.0"', 0), ("bucket", ',le="100.0"', 1), ("bucket", ',le="+Inf"', 1),
+            ("count", "", 1), ("sum", "", 70),
+        )
+    ]  # fmt: skip
+    path.write_bytes(generate_latest(_registry()) + "".join(more).encode())
+    (facts,) = facts_of_metrics(path)
+    assert (facts.mean_len, facts.longest) == (50 + 8, 100 + 10)
+
+
+def test_names_of_before_beside_those_of_now(tmp_path: Path) -> None:
+    """vLLM 0.9 and 0.10 expose usage by both names; it counts once."""
+    text = generate_latest(_registry()).decode()
+    old = text.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+    both = [row for row in old.splitlines() if "gpu_cache_usage" in row]
+    path = tmp_path / "metrics.txt"
+    for content in (old, text + "\n".join([*both, ""])):
+        path.write_text(content)
+        assert facts_of_metrics(path)[0].series[0].usage == 0.4
+
+
+def test_one_scrape_tells_no_change(kvsim: Kvsim, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_bytes(generate_latest(_registry()))
+    (report,) = _reports(kvsim, "--metrics", path)
+    assert "hit_rate_kept" in report["unknown"]
+
+
 def test_a_series_of_scrapes(kvsim: Kvsim, tmp_path: Path) -> None:
     """OpenMetrics with timestamps, as for backfilling: a drop of the hit rate is found in it."""
     rows: dict[str, list[tuple[int, float]]] = {
@@ -246,6 +395,7 @@ BAD_METRICS = {
     "sglang": (METRICS.replace(b"vllm:", b"sglang:"), "metrics of sglang"),
     "other": (METRICS.replace(b"vllm:", b"python_"), "without a family that starts with vllm:"),
     "nan": (METRICS.replace(b"} 64.0", b"} NaN"), "running nan: expected a finite number from 0"),
+    "two scrapes": (METRICS + METRICS, "stands there twice with the same labels"),
     "percent": (generate_latest(_registry(36.5)), "36.5: expected a share from 0 to 1"),
 }
 
@@ -313,12 +463,21 @@ def test_run_folders_that_are_not_whole(kvsim: Kvsim, tmp_path: Path, folder: Pa
     assert "'swap_space' is no setting here: the run is of kvsim '9.1'" in refused()
     _edited(folder, "manifest.json", config=config | {"block_size": "x"}, kvsim={"version": "9.1"})
     assert "block_size: expected" in refused()
+    _edited(folder, "manifest.json", config=config | {"model": "gone"}, kvsim={"version": "9.1"})
+    assert "run: manifest.json: --model 'gone' is unknown" in refused()
     _edited(folder, "manifest.json", config=3)
     assert "key config: expected an object" in refused()
+    whole = json.loads((folder / "summary.json").read_text())
+    for slots in (-1, 1):
+        _edited(folder, "summary.json", kv_cache_slots=slots)
+        assert f"key kv_cache_slots: {slots}; expected as many as" in refused()
+    _edited(folder, "summary.json", kv_cache_slots=whole["kv_cache_slots"], num_preemptions=-5)
+    _edited(folder, "manifest.json", config=config)
+    assert "`$.num_preemptions`; expected a run of this version" in refused()
+    (folder / "summary.json").write_text(json.dumps(whole))
     (folder / "manifest.json").unlink()
     assert "manifest.json is missing: the folder is half-written" in refused()
-    summary = json.loads((folder / "summary.json").read_text())
-    del summary["refused"]
+    summary = {key: value for key, value in whole.items() if key != "refused"}
     (folder / "manifest.json").write_text('{"config": {}, "kvsim": {}, "trace": {}}')
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "missing required field `refused`; expected a run of this version" in refused()

@@ -98,6 +98,19 @@ def test_token_ids_of_a_trace(tmp_path: Path) -> None:
     assert 0.3 < found.lost < 0.5  # rows 4 to 7 of 8, nearly whole
 
 
+def test_token_ids_of_llmservingsim(tmp_path: Path) -> None:
+    body = list(range(1000, 1400))
+    lines: list[dict[str, object]] = [
+        {"input_toks": 402, "output_toks": 3, "arrival_time_ns": row,
+         "input_tok_ids": [1, 70 + row, *body]}
+        for row in range(6)
+    ]  # fmt: skip
+    path = _written(tmp_path / "ids.jsonl", lines)
+    found = find_break(sampled_prompts(path, None, 0, 6))
+    assert found is not None
+    assert (found.position, found.unit, found.again) == (1, "token", 400)
+
+
 def test_the_text_of_a_chat(tmp_path: Path) -> None:
     system = "You answer questions about the ACME catalogue. " * 30
     lines: list[dict[str, object]] = [

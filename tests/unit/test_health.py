@@ -181,6 +181,14 @@ def test_lengths() -> None:
     assert "lengths" not in _found(allocator="prefix", **reserved)
 
 
+def test_few_fit_counts_requests_that_come() -> None:
+    few: dict[str, Any] = {"concurrency": 1.2, "max_model_len": 8000}
+    assert "few_fit" in _found(**few)
+    assert "few_fit" in _found(**few, longest=8000)
+    assert "few_fit" not in _found(**few, longest=1000)
+    assert "few_fit" in _found(**few, longest=1000, allocator="reserve-max")
+
+
 def test_blocks() -> None:
     assert "kernel_blocks" in _found(block_size=8, kernel_block_size=16)
     assert "kernel_blocks" not in _found(block_size=48, kernel_block_size=16)
@@ -191,7 +199,10 @@ def test_blocks() -> None:
         "shared_prefixes": [(90, 100)],
         "possible_by_token": 0.5,
     }
-    assert "block_and_prefix" in _found(block_size=128, possible_hit_rate=0.0, **shared)
+    large = _found(block_size=128, possible_hit_rate=0.0, **shared)["block_and_prefix"]
+    least = _found(block_size=16, possible_hit_rate=0.2, **shared)["block_and_prefix"]
+    assert (large.severity, large.settings) == ("warning", {"block_size": 16})
+    assert (least.severity, least.settings) == ("info", {})
     assert "block_and_prefix" not in _found(block_size=16, possible_hit_rate=0.48, **shared)
 
 

@@ -576,3 +576,28 @@ def test_long_logs_are_read_fast(tmp_path: Path) -> None:
     log = read_server_log(path)
     assert log.num_lines == 100_011
     assert time.perf_counter() - began < 10  # 0.6 s where it was written
+
+
+def test_a_card_without_memory_is_no_figure() -> None:
+    """A mangled line: nothing is computed with it."""
+    lines = (
+        "INFO total_gpu_memory=0GiB gpu_memory_utilization=0.90 vllm",
+        "INFO Available KV cache memory: -2.77 GiB",
+        "ValueError: No available memory for the cache blocks.",
+    )
+    found = explain(parse_server_log(enumerate(lines, 1)))
+    assert any("2.77 GiB less than weights" in line for line in found)
+
+
+def test_two_starts_whose_length_is_a_word() -> None:
+    starts = [
+        f"vllm serve org/a-7b --max-model-len {length}\nINFO Available KV cache memory: {kv} GiB\n"
+        "INFO GPU KV cache size: 31,216 tokens"
+        for length, kv in (("auto", 3.81), ("9000", 2.89))
+    ]
+    log = parse_server_log(enumerate("\n".join(starts).splitlines(), 1))
+    assert [start.max_model_len and start.max_model_len.value for start in log.startups] == [
+        "auto",
+        9000,
+    ]
+    assert not any("goes from" in line for line in explain(log))

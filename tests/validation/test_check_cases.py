@@ -79,7 +79,9 @@ LOGS = {
     "40_stat_lines_isl_growth": Case(
         {"budget", "hit_rate"}, ("about 52 fit, 100 are there", "--scheduler-reserve-full-isl")
     ),
-    "43_v0_063_swap": Case({"budget", "preemptions"}, ("preempted by SWAP", "swap_space 0")),
+    "43_v0_063_swap": Case(
+        {"budget", "preemptions"}, ("preempted by SWAP", "a larger --swap-space")
+    ),
     "46_dflash_waste60": Case(
         {"graphs", "hybrid_blocks"}, ("6.24 GiB, the cache has 5.16 GiB", "up to 60 %")
     ),
@@ -153,6 +155,32 @@ INFO 06-23 22:47:28 [gpu_model_runner.py:6042] Estimated CUDA graph memory: 3.60
 INFO 06-23 22:47:28 [gpu_worker.py:440] Available KV cache memory: 6.87 GiB
 INFO 06-23 22:47:28 [kv_cache_utils.py:1710] GPU KV cache size: 93,792 tokens
 """
+TWICE = """\
+INFO 09-21 10:00:00 [gpu_worker.py:563] Available KV cache memory: 43.31 GiB
+INFO 09-21 10:00:00 [gpu_worker.py:741] CUDA graph pool memory: 63.99 GiB (actual), 57.45 GiB \
+(estimated), difference: 6.54 GiB (10.2%).
+INFO 09-21 10:00:00 [gpu_worker.py:804] Free memory on device (175.96/178.35 GiB) on startup. \
+Desired GPU memory utilization is (0.92, 164.08 GiB). Actual usage is 58.44 GiB for consumed \
+memory (weights + non-torch), 62.33 GiB for peak activation, and 63.99 GiB for CUDAGraph memory. \
+Replace gpu_memory_utilization config with `--kv-cache-memory=-22366042194` (-20.83 GiB) to fit \
+into requested memory, or `--kv-cache-memory=-9770990632` (-9.1 GiB) to fully utilize gpu memory. \
+Current kv cache memory in use is 43.31 GiB.
+"""
+ADVISED = """\
+INFO 08-17 02:57:58 [gpu_worker.py:741] CUDA graph pool memory: 0.71 GiB (actual), 1.55 GiB \
+(estimated), difference: 0.84 GiB (119.3%).
+INFO 08-17 02:57:58 [gpu_worker.py:804] Free memory on device (79.99/80.0 GiB) on startup. Desired \
+GPU memory utilization is (0.92, 73.6 GiB). Actual usage is 51.66 GiB for consumed memory (weights \
++ non-torch), 0.85 GiB for peak activation, and 0.71 GiB for CUDAGraph memory. Replace \
+gpu_memory_utilization config with `--kv-cache-memory=21717984215` (20.23 GiB) to fit into \
+requested memory. Current kv cache memory in use is 19.54 GiB.
+"""
+DOUBLED = ADVISED.replace("0.85 GiB for peak", "2.4 GiB for peak").replace("20.23 GiB", "18.69 GiB")
+DOUBLED += """\
+INFO 08-17 02:57:58 [gpu_worker.py:578] CUDA graph memory profiling is enabled (default since \
+v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to \
+--gpu-memory-utilization=0.9006 without CUDA graph memory profiling.
+"""
 SHRUNK = """\
 # --max-model-len 7000
 Available KV cache memory: 3.81 GiB
@@ -179,6 +207,13 @@ WRITTEN = {
     "C16 negative": (NEGATIVE, Case({"starts"}, ("lowering it makes it worse",))),
     "C16 too tight": (TIGHT, Case({"starts", "margin"}, ("leaves 2.0 % of the card",))),
     "C17": (GRAPHS, Case({"graphs"}, ("without them it would have 10.47 GiB",))),
+    # The graphs are twice in the advice; the figures are those of vllm-project/vllm#57936.
+    "C18": (
+        TWICE,
+        Case({"graphs", "suggestion"}, ("-20.83 GiB", "counted once, it is 36.62 GiB")),
+    ),
+    "C18, less than there is": (DOUBLED, Case({"suggestion"}, ("counted once, it is 20.24 GiB",))),
+    "C18, advised as it should be": (ADVISED, Case(set())),
     "C19": (SHRUNK, Case({"profile"}, ("goes from 7,000 to 10,000", "max_num_batched_tokens"))),
     "C24 storm": (
         _stats([(40, 5, 97.0, 5.0)] * 6, more="Preemptions: 9, "),
@@ -193,6 +228,7 @@ WRITTEN = {
         _stats([(64, 30, 40.0, 50.0)] * 6),
         Case({"seats"}, ("64 requests run throughout and 30 wait", "--max-num-seqs 144")),
     ),
+    "idle": (_stats([(0, 0, 0.0, 0.0)] * 6), Case(set())),
     "healthy": (_stats([(30, 0, 70.0, 60.0)] * 6), Case(set())),
 }
 
