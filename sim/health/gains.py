@@ -6,9 +6,10 @@ from sim.errors import ConfigError
 from sim.health.checks import Report
 from sim.health.subjects import Subject
 from sim.what_if import Outcome, compared, outcome_of, what_if
+from workloads.build import build_trace
 from workloads.editing import records_of
 from workloads.errors import TraceError
-from workloads.record import Trace, build_trace
+from workloads.record import Trace
 
 MOST_REQUESTS = 10_000
 """Of a load that a change is simulated on: a run of more takes minutes where prompts are long, and
