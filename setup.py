@@ -32,7 +32,7 @@ if os.environ.get("KVSIM_COMPILE") == "1":
     try:
         from mypyc.build import mypycify
     except ImportError:  # asked first what it needs, then run again with that installed
-        setup(setup_requires=["mypy>=1.15"])
+        setup(setup_requires=["mypy>=1.15", "msgspec", "numpy", "simpy"])  # for their types
     else:
         options = [
             "--config-file=",

@@ -28,13 +28,11 @@ _Process = Generator[simpy.Event, Any, None]
 
 
 class Camera(Protocol):
-    """Looks at the run at instants of its own choosing.
+    """Looks at the run at instants of its own choosing."""
 
-    Attributes:
-        next_at: the next of them, in ticks. A run of steps ends with the step that reaches it.
-    """
-
-    next_at: int
+    @property
+    def next_at(self) -> int:
+        """The next of them, in ticks. A run of steps ends with the step that reaches it."""
 
     def look(
         self, end: int, num_running: int, num_waiting: int, output: SchedulerOutput | None = None

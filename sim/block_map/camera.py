@@ -81,10 +81,6 @@ class MapCamera:
         """See `sim.engine.Camera`; also where somebody arrives, who waits from then on."""
         return min(self._next_instant, self._simulation.clients.next_arrival - 1)
 
-    @next_at.setter
-    def next_at(self, instant: int) -> None:
-        self._next_instant = instant
-
     def look(
         self, end: int, num_running: int, num_waiting: int, output: SchedulerOutput | None = None
     ) -> None:
@@ -100,7 +96,7 @@ class MapCamera:
             self._take(num_running, num_waiting)
             self.why.append("" if output is None else why_waiting(self._simulation, output))
             place = len(self.rows)
-            self.next_at = self._instants[place] if place < len(self._instants) else NEVER
+            self._next_instant = self._instants[place] if place < len(self._instants) else NEVER
 
     def finish(self) -> None:
         """Take the frames after the end of the run."""
