@@ -5,6 +5,7 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
@@ -354,15 +355,17 @@ class Recorder:
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:
         first, increment, total = times.first, times.increment, times.total
-        held = internal = cached = 0.0
+        held = internal = cached = 0.0  # by truediv: compiled, ``/`` of integers rounds twice
         if taken is not NOTHING_TAKEN:
             (j, pairs), on_last_blocks, evicted = taken
-            held = (first * j + increment * pairs) / total
+            held = truediv(first * j + increment * pairs, total)
             if on_last_blocks[0]:
-                internal = (first * on_last_blocks[0] + increment * on_last_blocks[1]) / total
+                slots = first * on_last_blocks[0] + increment * on_last_blocks[1]
+                internal = truediv(slots, total)
             if evicted[0]:
-                cached = (first * evicted[0] + increment * evicted[1]) / total
-        self._runs.add((first / TICKS_PER_PS, increment / TICKS_PER_PS, held, internal, cached))
+                cached = truediv(first * evicted[0] + increment * evicted[1], total)
+        first_ps, increment_ps = truediv(first, TICKS_PER_PS), truediv(increment, TICKS_PER_PS)
+        self._runs.add((first_ps, increment_ps, held, internal, cached))
 
     def _on_rare(self, output: SchedulerOutput) -> None:
         self._rare.add(
