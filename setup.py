@@ -1,6 +1,6 @@
 """The optional build: with KVSIM_COMPILE=1 the simulation loop is compiled to C by mypyc.
 
-The code is the same, and so are its results; it takes a C compiler and a minute. Everything else
+The code is the same, and so are its results; it takes a C compiler and two minutes. Everything else
 is in pyproject.toml.
 """
 

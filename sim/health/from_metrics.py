@@ -110,16 +110,12 @@ def facts_of_metrics(path: Path) -> list[Facts]:
     unit = 1000.0 if text.rstrip().endswith("# EOF") else 1.0
     scrapes = _scrapes(_families(text, shown), unit, shown)
     common = frozenset.intersection(*scrapes)
-    return [
-        _facts(
-            scrape,
-            ", ".join([
-                plain(str(path)),
-                *(f"{name} {plain(value)}" for name, value in sorted(whose - common)),
-            ]),
-        )
-        for whose, scrape in scrapes.items()
-    ]  # fmt: skip
+    file = plain(str(path))
+    reports = []
+    for whose, scrape in scrapes.items():
+        own = [f"{name} {plain(value)}" for name, value in sorted(whose - common)]
+        reports.append(_facts(scrape, ", ".join([file, *own])))
+    return reports
 
 
 _EXPECTED = "expected the text of a vLLM server's /metrics"

@@ -62,10 +62,11 @@ def lengths(facts: Facts) -> Found:
     lost = [
         f"{count:,} {what}"
         for count, what in (
-            (facts.num_refused, "requests refused"), (facts.num_clipped, "outputs cut"),
+            (facts.num_refused, "requests refused"),
+            (facts.num_clipped, "outputs cut"),
         )
         if count
-    ]  # fmt: skip
+    ]
     if lost and limit is not None:
         return Finding(
             check="lengths",
