@@ -15,6 +15,7 @@ LOOP = (
     "sim/allocators/prefix.py",
     "sim/allocators/ring.py",
     "sim/allocators/runs.py",
+    "sim/allocators/values.py",
     "sim/clients.py",
     "sim/columns.py",
     "sim/engine.py",
@@ -24,6 +25,10 @@ LOOP = (
     "sim/scheduler.py",
     "sim/scheduler_output.py",
     "sim/static_batching.py",
+    "sim/timing/attention.py",
+    "sim/timing/base.py",
+    "sim/timing/kernels.py",
+    "sim/timing/roofline.py",
     "sim/timing/simple.py",
 )
 """Modules in which a run spends its time."""

@@ -7,7 +7,7 @@ under ``max_concurrency`` nothing is sent while so many requests are under way (
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ class Clients(Protocol):
     next_arrival: int
     arrival_ps: IntArray
 
-    def due(self, ticks: int) -> Iterator[Request]:
+    def due(self, ticks: int) -> list[Request]:
         """Answer the requests that arrive up to *ticks*, those of that instant included."""
 
     def ended(self, requests: Iterable[Request], time_ps: int) -> None:
@@ -72,11 +72,13 @@ class OpenLoop:
         self.next_arrival = NEVER
         self._advance()
 
-    def due(self, ticks: int) -> Iterator[Request]:
+    def due(self, ticks: int) -> list[Request]:
         """Answer the requests that arrive up to *ticks*, those of that instant included."""
+        due: list[Request] = []
         while self._next is not None and self.next_arrival <= ticks:
-            yield self._next
+            due.append(self._next)
             self._advance()
+        return due
 
     def ended(self, requests: Iterable[Request], time_ps: int) -> None:
         """Change nothing: nobody waits for an answer."""
@@ -118,14 +120,17 @@ class ClosedLoop:
         self.next_arrival = NEVER
         self._look()
 
-    def due(self, ticks: int) -> Iterator[Request]:
+    def due(self, ticks: int) -> list[Request]:
         """Answer the requests that arrive up to *ticks*, those of that instant included."""
         self._send(ticks // TICKS_PER_PS)
         sent, self._sent = self._sent, []
         self._look()
         for arrival_ps, row in sent:
             self.arrival_ps[row] = arrival_ps
-            yield make_request(self._trace, row, arrival_ps, self._max_model_len)
+        return [
+            make_request(self._trace, row, arrival_ps, self._max_model_len)
+            for arrival_ps, row in sent
+        ]
 
     def ended(self, requests: Iterable[Request], time_ps: int) -> None:
         """Let those come who waited for *requests*, which ended at *time_ps*."""

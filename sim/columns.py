@@ -1,7 +1,7 @@
 """Rows of numbers that take little memory: the newest as they came, older ones packed."""
 
+import struct
 from collections.abc import Iterable
-from struct import Struct
 from typing import Any, Literal
 
 import numpy as np
@@ -16,19 +16,32 @@ SLOT_STATES = ("live", "reserved", "internal", "external", "cached", "free")
 """Where a token slot can be, as reported; ``free`` without ``external``, so that they add up."""
 
 
+_ROWS_AT_ONCE = 256
+"""Rows that are turned into bytes together: one call for each takes as long as the bytes do."""
+
+
 class Rows:
     """Rows of int64 (``q``) or float64 (``d``), packed as columns of the narrowest type."""
 
     def __init__(self, names: tuple[str, ...], typecode: Literal["q", "d"]) -> None:
         self._names = names
         self._typecode = typecode
-        self._row = Struct(f"={len(names)}{typecode}")
-        self._newest = bytearray()
+        self._row_size = 8 * len(names)
+        self._numbers: list[float] = []  # of the newest rows
+        self._most_numbers = _ROWS_AT_ONCE * len(names)
+        self._newest = bytearray()  # those before
         self._packed: list[Columns] = []
 
     def add(self, row: Iterable[float]) -> None:
         """Append one row, in the order of *names*."""
-        self._newest += self._row.pack(*row)
+        self._numbers += row
+        if len(self._numbers) >= self._most_numbers:
+            self._write()
+
+    def _write(self) -> None:
+        """Turn the newest rows into bytes."""
+        numbers, self._numbers = self._numbers, []
+        self._newest += struct.pack(f"={len(numbers)}{self._typecode}", *numbers)
 
     def pack(self) -> None:
         """Pack the newest rows, which may be none, into a chunk of their own."""
@@ -46,7 +59,8 @@ class Rows:
         return {name: column[start:] for name, column in self._packed[place].items()}
 
     def _pack(self, start: int = 0) -> Columns:
-        newest = bytes(self._newest[start * self._row.size :])
+        self._write()
+        newest = bytes(self._newest[start * self._row_size :])
         rows = np.frombuffer(newest, self._typecode).reshape(-1, len(self._names))
         return {name: _narrow(rows[:, place]) for place, name in enumerate(self._names)}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.allocators.base import NOTHING_TAKEN, MemoryStats, Taken
+from sim.allocators.values import NOTHING_TAKEN, MemoryStats, Taken
 from sim.columns import SLOT_STATES, Columns, Rows
 from sim.errors import ConfigError
 from sim.request import UNSET, Request, RequestStatus
@@ -207,8 +207,7 @@ class Recorder:
         """
         step, start_ps, end_ps = self.num_steps, self.now_ps, _in_ps(end)
         num_steps = times.num_steps
-        _, live, reserved, internal, cached, _, external = stats
-        chunks = output.batch.prefills
+        batch = output.batch
         num_prefills = len(output.prefills)
         self._steps.add(
             (
@@ -217,18 +216,18 @@ class Recorder:
                 num_running,
                 num_waiting,
                 output.num_decodes,
-                output.batch.decode_context if num_prefills else output.decode_context,
+                batch.decode_context if num_prefills else output.decode_context,
                 num_prefills,
-                sum([chunk for chunk, _ in chunks]) if chunks else 0,
-                num_prefills - len(chunks),
+                batch.num_prefill_tokens,
+                num_prefills - len(batch.prefills),
                 len(output.sampled),
                 len(output.admitted),
                 len(finished),
-                live,
-                live + reserved + internal,
-                internal,
-                cached,
-                external,
+                stats.live,
+                stats.held,
+                stats.internal,
+                stats.cached,
+                stats.external,
             )
         )
         self.now_ps = end_ps
@@ -357,7 +356,8 @@ class Recorder:
         first, increment, total = times.first, times.increment, times.total
         held = internal = cached = 0.0  # by truediv: compiled, ``/`` of integers rounds twice
         if taken is not NOTHING_TAKEN:
-            (j, pairs), on_last_blocks, evicted = taken
+            j, pairs = taken.held
+            on_last_blocks, evicted = taken.internal, taken.cached
             held = truediv(first * j + increment * pairs, total)
             if on_last_blocks[0]:
                 slots = first * on_last_blocks[0] + increment * on_last_blocks[1]

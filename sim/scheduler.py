@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from sim.allocators.base import Allocator, Taken
+from sim.allocators.base import Allocator
 from sim.allocators.runs import decode_runs
+from sim.allocators.values import Taken
 from sim.config import SchedulerConfig
 from sim.refusal import HeadRefusal, can_be_served
 from sim.request import Request, RequestStatus

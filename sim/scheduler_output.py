@@ -87,4 +87,4 @@ class SchedulerOutput:
             else:
                 chunks.append((num_new_tokens, computed))
         self.sampled = sampled
-        self.batch = StepBatch(num_decodes, decode_context, tuple(chunks))
+        self.batch = StepBatch(num_decodes, decode_context, chunks)

@@ -1,55 +1,10 @@
-"""The contract of an allocator of KV memory, and the values it answers with."""
+"""The contract of an allocator of KV memory; `sim.allocators.values` has what it answers with."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from sim.allocators.values import Allocation, MemoryStats, Taken
 from sim.request import Request
-
-
-class Allocation(NamedTuple):
-    """What one `Allocator.allocate_slots` granted.
-
-    Attributes:
-        new_blocks: ids of the blocks taken now, in table order (paged families).
-        start: first slot of a contiguous reservation made now, else -1.
-        size: slots of that reservation, else 0.
-    """
-
-    new_blocks: Sequence[int] = ()
-    start: int = -1
-    size: int = 0
-
-
-NOTHING_NEW = Allocation()
-"""The grant of a request that already holds room for its new tokens."""
-
-
-class MemoryStats(NamedTuple):
-    """Where every token slot of the pool is. live + reserved + internal + cached + free = capacity.
-
-    Attributes:
-        capacity: slots that requests can use.
-        live: hold KV of unfinished requests; a shared slot counts once.
-        reserved: held, and written later by their owner.
-        internal: held, and never written (internal fragmentation).
-        cached: hold KV of no unfinished request, kept for reuse and evictable at any time.
-        free: hold nothing of use.
-        external: of the free slots, those that cannot be given to the request that wants memory
-            (external fragmentation; 0 where no allocator needs contiguity).
-    """
-
-    capacity: int
-    live: int
-    reserved: int
-    internal: int
-    cached: int
-    free: int
-    external: int = 0
-
-    @property
-    def held(self) -> int:
-        """Slots that belong to unfinished requests."""
-        return self.live + self.reserved + self.internal
 
 
 class IntegrityError(AssertionError):
@@ -117,28 +72,6 @@ class Allocator(Protocol):
             IntegrityError: where the books differ.
         """
         ...
-
-
-class Taken(NamedTuple):
-    """Slots that changed hands during a run of steps, beyond the token that a request writes.
-
-    What was taken in step j of a run was not held before it, for a time of ``first * j + increment
-    * j (j - 1) / 2`` where step j lasts ``first + j * increment``. Each pair therefore has the sum
-    over the slots of j, and of j (j - 1) / 2.
-
-    Attributes:
-        held: slots taken from the free list.
-        internal: of those, never written.
-        cached: of those, cached before: evicted.
-    """
-
-    held: tuple[int, int]
-    internal: tuple[int, int]
-    cached: tuple[int, int]
-
-
-NOTHING_TAKEN = Taken((0, 0), (0, 0), (0, 0))
-"""Of a single step, too: what it takes is there from its beginning."""
 
 
 @runtime_checkable

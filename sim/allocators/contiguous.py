@@ -9,15 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Protocol
 
-from sim.allocators.base import (
-    NOTHING_NEW,
-    NOTHING_TAKEN,
-    Allocation,
-    Holding,
-    MemoryMap,
-    MemoryStats,
-    require_equal,
-)
+from sim.allocators.base import Holding, MemoryMap, require_equal
+from sim.allocators.values import NOTHING_NEW, NOTHING_TAKEN, Allocation, MemoryStats
 from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_pool import KVPool, check_max_model_len
 from sim.request import Request

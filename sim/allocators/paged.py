@@ -4,19 +4,11 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Sequence
 
-from sim.allocators.base import (
-    NOTHING_TAKEN,
-    Allocation,
-    Holding,
-    MemoryMap,
-    MemoryStats,
-    Taken,
-    require_equal,
-)
+from sim.allocators.base import Holding, MemoryMap, require_equal
 from sim.allocators.ring import DecodeRing
+from sim.allocators.values import NOTHING_TAKEN, Allocation, MemoryStats, Taken
 from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_pool import NULL_BLOCKS, KVPool, check_max_model_len
 from sim.request import Request
@@ -57,8 +49,8 @@ class PagedAllocator:
         self._internal = 0
         self._step = 0  # the next one
         self._ring = DecodeRing(self.block_size)
-        # A heap of (step in which a request takes its last block, slots of it never written).
-        self._last_blocks: list[tuple[int, int]] = []
+        # By step, the slots never written of the last blocks that requests take in it.
+        self._last_blocks: dict[int, int] = {}
         check_max_model_len(
             max_model_len,
             needed=-(-max_model_len // self.block_size),
@@ -151,7 +143,7 @@ class PagedAllocator:
             if never_written:
                 at = num_tokens + never_written - size - request.offset
                 if at >= step:
-                    heappush(self._last_blocks, (at, never_written))
+                    self._last_blocks[at] = self._last_blocks.get(at, 0) + never_written
 
     def leave(self, requests: Sequence[Request]) -> None:
         """See `DecodeRuns.leave`."""
@@ -161,8 +153,10 @@ class PagedAllocator:
             if request.num_computed_tokens < num_tokens:
                 never_written = -num_tokens % self.block_size
                 at = num_tokens + never_written - self.block_size - request.offset
-                if at >= self._step:  # it will not: the two add up to nothing
-                    heappush(self._last_blocks, (at, -never_written))
+                if never_written and at >= self._step:  # it will not
+                    left = self._last_blocks.pop(at) - never_written
+                    if left:
+                        self._last_blocks[at] = left
 
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
@@ -210,8 +204,11 @@ class PagedAllocator:
         """Count what is never written of last blocks taken till *end*; answer `Taken.internal`."""
         last_blocks = self._last_blocks
         first = second = 0
-        while last_blocks and last_blocks[0][0] < end:
-            at, slots = heappop(last_blocks)
+        steps: Iterable[int] = range(step, end)
+        if end - step > len(last_blocks):
+            steps = [at for at in last_blocks if at < end]
+        for at in steps:
+            slots = last_blocks.pop(at, 0)
             offset = at - step
             self._internal += slots
             first += slots * offset
@@ -235,8 +232,7 @@ class PagedAllocator:
     def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
         # Served one by one, last blocks were counted as they were taken.
-        while self._last_blocks and self._last_blocks[0][0] <= step:
-            heappop(self._last_blocks)
+        self._last_blocks.pop(step, None)
         self._live += self._ring.num_requests
         self._step = step + 1
         self.taken = NOTHING_TAKEN
@@ -291,8 +287,10 @@ class PagedAllocator:
         """Remove blocks from the front of the free list; there are enough."""
         self._num_free -= num_blocks
         returned = self._returned
-        blocks = returned[: -num_blocks - 1 : -1]
-        del returned[len(returned) - len(blocks) :]
+        first_taken = max(0, len(returned) - num_blocks)
+        blocks = returned[first_taken:]
+        del returned[first_taken:]
+        blocks.reverse()
         if len(blocks) < num_blocks:
             first = self._next_unused
             end = min(first + num_blocks - len(blocks), self._num_usable_blocks + NULL_BLOCKS)
@@ -342,6 +340,9 @@ class PagedAllocator:
         pass
 
 
+_append: Callable[[list[int], int], None] = list.append
+
+
 def _deal(blocks: Iterable[int], tables: Iterable[list[int]]) -> None:
     """Append a block to each of *tables*."""
-    any(map(list.append, tables, blocks))  # append answers None: this goes through all of them
+    any(map(_append, tables, blocks))  # append answers None: this goes through all of them

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from sim.allocators.base import NOTHING_TAKEN, Allocator, DecodeRuns
+from sim.allocators.base import Allocator, DecodeRuns
+from sim.allocators.values import NOTHING_TAKEN
 from sim.request import Request
 
 

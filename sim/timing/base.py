@@ -1,6 +1,9 @@
 """What a step of the engine computes, and the contract of whatever says how long it takes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from sim.columns import Columns
 from workloads.record import PS_PER_S
@@ -14,7 +17,7 @@ TICKS_PER_S = TICKS_PER_PS * PS_PER_S
 PS_PER_US = 10**6
 
 
-class StepBatch(NamedTuple):
+class StepBatch:
     """The work of one engine step, in tokens; all that a step's time may depend on.
 
     Attributes:
@@ -23,16 +26,25 @@ class StepBatch(NamedTuple):
         prefills: ``(chunk, context)`` of every other scheduled request: tokens computed now, and
             tokens attended by the last of them (context ≥ chunk; more behind a cached or earlier
             computed prefix).
+        num_prefill_tokens: sum of the chunks.
     """
 
-    num_decodes: int
-    decode_context: int
-    prefills: tuple[tuple[int, int], ...]
+    __slots__ = ("decode_context", "num_decodes", "num_prefill_tokens", "prefills")
+
+    def __init__(
+        self, num_decodes: int, decode_context: int, prefills: Sequence[tuple[int, int]]
+    ) -> None:
+        self.num_decodes, self.decode_context = num_decodes, decode_context
+        self.prefills = prefills
+        num_tokens = 0
+        for chunk, _ in prefills:
+            num_tokens += chunk
+        self.num_prefill_tokens = num_tokens
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return self.num_decodes + sum(chunk for chunk, _ in self.prefills)
+        return self.num_decodes + self.num_prefill_tokens
 
     @property
     def num_seqs(self) -> int:
@@ -87,7 +99,7 @@ class TableFile(NamedTuple):
 
     name: str
     sha256: str
-    info: object
+    info: msgspec.Struct
 
 
 class StepTimeModel(Protocol):

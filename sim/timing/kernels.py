@@ -6,7 +6,7 @@ gap between kernels: vLLM replays CUDA graphs and decides the next step while th
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +43,11 @@ class PricedCall(NamedTuple):
             TimingRangeError: nothing is known of that size.
         """
         time = self.cost.at(size)
-        if time is None and self.fallback is not None:
-            time = self.fallback.at(size)
+        return self.launches * (self.time_outside(size) if time is None else time)
+
+    def time_outside(self, size: float) -> float:
+        """Answer the time of one launch of a *size* that *cost* does not know; raises as `time`."""
+        time = None if self.fallback is None else self.fallback.at(size)
         if time is None:
             what = "requests" if self.term == PER_SEQUENCE else "tokens"
             last = getattr(self.cost, "last", math.inf)
@@ -52,7 +55,7 @@ class PricedCall(NamedTuple):
                 f"the timing table has {self.name} for up to {last:.0f} {what}, and a step has "
                 f"{size:.0f}: {_WHAT_HELPS}"
             )
-        return self.launches * time
+        return time
 
 
 _WHAT_HELPS = (
@@ -89,10 +92,10 @@ class KernelStepTime:
         num_layers: of the model, each with one call of *attention*.
         calls: every other kernel.
         attention: of one layer.
-        fallback: of batches that *attention* does not know; None refuses them.
         sources: where the times come from.
-        table: the timing table among them, if there is one.
         graphs: what numbers of tokens are padded to.
+        fallback: of batches that *attention* does not know; None refuses them.
+        table: the timing table among them, if there is one.
         host_overhead_ps: of every step, in picoseconds.
     """
 
@@ -102,10 +105,10 @@ class KernelStepTime:
         num_layers: int,
         calls: Sequence[PricedCall],
         attention: AttentionCost,
-        fallback: AttentionCost | None = None,
         sources: tuple[TimeSource, ...],
-        table: TableFile | None = None,
         graphs: CudaGraphs,
+        fallback: AttentionCost | None = None,
+        table: TableFile | None = None,
         host_overhead_ps: float = 0.0,
     ) -> None:
         self.sources, self.table = sources, table
@@ -124,7 +127,8 @@ class KernelStepTime:
 
     def step_time(self, batch: StepBatch) -> int:
         """Answer the time of *batch*, in ticks."""
-        num_decodes, decode_context, prefills = batch
+        num_decodes, decode_context = batch.num_decodes, batch.decode_context
+        prefills = batch.prefills
         if not prefills:
             fixed, per_context, _ = self.decode_line(num_decodes, decode_context)
             return fixed + per_context * decode_context
@@ -171,16 +175,16 @@ class KernelStepTime:
         of_tokens = self._of_tokens.get(num_tokens)
         if of_tokens is None:
             padded = self._graphs.padded(num_tokens)
-            if any(call.cost.at(padded) is None for call in self._token_calls):
+            of_tokens, is_known = _add_times(self._overhead, self._token_calls, padded)
+            self._of_tokens[num_tokens] = of_tokens
+            if not is_known:
                 self._tokens_outside.add(num_tokens)
-            times = (call.time(padded) for call in self._token_calls)
-            of_tokens = self._of_tokens[num_tokens] = sum(times, start=self._overhead)
         of_sequences = self._of_sequences.get(num_seqs)
         if of_sequences is None:
-            if any(call.cost.at(num_seqs) is None for call in self._sequence_calls):
+            of_sequences, is_known = _add_times(0.0, self._sequence_calls, num_seqs)
+            self._of_sequences[num_seqs] = of_sequences
+            if not is_known:
                 self._sequences_outside.add(num_seqs)
-            times = (call.time(num_seqs) for call in self._sequence_calls)
-            of_sequences = self._of_sequences[num_seqs] = sum(times, start=0.0)
         return of_tokens + of_sequences
 
     def _outside(self, batch: StepBatch) -> TimingRangeError:
@@ -243,6 +247,17 @@ class KernelStepTime:
         unknown = np.isnan(decode_times(self._attention, num_decodes, contexts))
         unknown |= np.isin(num_decodes, list(self._tokens_outside | self._sequences_outside))
         return int(rows["num_steps"].astype(np.int64)[pure][unknown].sum())
+
+
+def _add_times(start: float, calls: Iterable[PricedCall], size: int) -> tuple[float, bool]:
+    """Answer *start* and the times of *calls* at *size*; and whether no fallback priced any."""
+    total, is_known = start, True
+    for call in calls:
+        time = call.cost.at(size)
+        if time is None:
+            time, is_known = call.time_outside(size), False
+        total += call.launches * time
+    return total, is_known
 
 
 def _each(sizes: IntArray, of: Callable[[int], float]) -> FloatArray:

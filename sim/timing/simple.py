@@ -89,11 +89,10 @@ class LinearStepTime(_Assumed):
 
     def step_time(self, batch: StepBatch) -> int:
         """Answer the time of *batch*, in ticks."""
-        num_tokens, context = batch.num_decodes, batch.decode_context
-        for chunk, attended in batch.prefills:
-            num_tokens += chunk
+        context = batch.decode_context
+        for _, attended in batch.prefills:
             context += attended
-        return self.base + self.per_token * num_tokens + self.per_context_token * context
+        return self.base + self.per_token * batch.num_tokens + self.per_context_token * context
 
     def decode_line(self, num_decodes: int, decode_context: int) -> DecodeLine:  # noqa: ARG002
         """Answer the line of *num_decodes* tokens; each is computed once."""

@@ -6,7 +6,7 @@ from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
-from sim.allocators.base import MemoryStats
+from sim.allocators.values import MemoryStats
 from sim.columns import SLOT_STATES
 from sim.metrics import Recorder
 from sim.watch.observer import Observer, Sample

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from sim.allocators.base import MemoryStats
+from sim.allocators.values import MemoryStats
 from sim.errors import FileError
 from sim.files import reason
 from sim.simulation import RunResult

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.allocators.base import MemoryStats
+from sim.allocators.values import MemoryStats
 from sim.columns import SLOT_STATES, Columns
 from sim.engine import run_ticks, steps_until
 from sim.gaps import gaps_of

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 from prometheus_client.utils import floatToGoString
 
-from sim.allocators.base import MemoryStats
+from sim.allocators.values import MemoryStats
 from sim.errors import FileError
 from sim.files import atomic
 from sim.simulation import RunResult

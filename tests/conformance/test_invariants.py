@@ -277,10 +277,10 @@ def test_free_of_an_unknown_request(variant: Variant) -> None:
         allocator.free(first)
     assert allocator.allocate_slots(first, 8) is not None
     first.num_computed_tokens = 8
-    stats = allocator.stats()
+    slots = allocator.stats().as_tuple()
     with pytest.raises(KeyError):
         allocator.free(second)
-    assert allocator.stats() == stats
+    assert allocator.stats().as_tuple() == slots
     allocator.free(first)
     with pytest.raises(KeyError):
         allocator.free(first)
@@ -324,9 +324,10 @@ def test_a_refusal_leaves_the_order_of_the_free_list(variant: Variant) -> None:
             allocator.free(request)
         for _ in range(num_refusals):
             assert allocator.allocate_slots(requests[-1], 40 * 4) is None
-        grants.append([allocator.allocate_slots(r, r.num_tokens) for r in requests[:2]])
+        granted = [allocator.allocate_slots(r, r.num_tokens) for r in requests[:2]]
+        grants.append([(list(g.new_blocks), g.start, g.size) for g in granted if g is not None])
     assert grants[0] == grants[1] == grants[2]
-    assert None not in grants[0]
+    assert len(grants[0]) == 2
 
 
 def _driver(variant: Variant) -> Driver:
