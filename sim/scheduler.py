@@ -19,6 +19,7 @@ on which token it is: `sim.allocators.prefix`.)
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import takewhile
 from operator import attrgetter
 
 from sim.allocators.base import Allocator
@@ -32,6 +33,7 @@ from sim.scheduler_output import SchedulerOutput
 RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 FINISHED = RequestStatus.FINISHED_LENGTH_CAPPED
 _order = attrgetter("order")
+_is_decoding = attrgetter("is_decoding")
 
 
 class Scheduler:
@@ -216,34 +218,42 @@ class Scheduler:
     def _serve(
         self, output: SchedulerOutput, requests: list[Request], budget: int, threshold: int
     ) -> int:
-        """Serve running *requests* one by one, preempting from the end; answer the budget left."""
-        for request in list(requests):
-            if request not in self.running:
-                continue  # an earlier one has taken its memory
-            num_new_tokens = 0
-            if not request.is_decoding:
+        """Serve running *requests* in order, preempting from the end; answer the budget left."""
+        left = list(requests)
+        place = 0
+        while place < len(left):
+            request = left[place]
+            if request.is_decoding:
+                decodes = list(takewhile(_is_decoding, left[place:]))
+                num_served = self._runs.serve(decodes, self.step)
+                place += num_served
+                if num_served == len(decodes):
+                    continue
+            else:
                 num_new_tokens = request.num_tokens - request.num_computed_tokens
                 if 0 < threshold < num_new_tokens:
                     num_new_tokens = threshold
                 num_new_tokens = min(num_new_tokens, budget)
                 if not num_new_tokens:
+                    place += 1
                     continue
-            while not self._has_room(request, num_new_tokens):
-                output.num_refusals += 1
-                victim = next(reversed(self.running))
-                self._preempt(victim, output)
-                if victim is request:
-                    return budget
-            if num_new_tokens:
-                output.prefills.append((request, num_new_tokens))
-                budget -= num_new_tokens
+                if self._allocator.allocate_slots(request, num_new_tokens) is not None:
+                    output.prefills.append((request, num_new_tokens))
+                    budget -= num_new_tokens
+                    place += 1
+                    continue
+            if self._free_ended():
+                continue
+            output.num_refusals += 1
+            victim = next(reversed(self.running))
+            self._preempt(victim, output)
+            if left[-1] is victim:
+                left.pop()
         return budget
 
-    def _has_room(self, request: Request, num_new_tokens: int) -> bool:
-        """Take the memory of *num_new_tokens*, or, of a decoding request, of its next one."""
-        if num_new_tokens:
-            return self._allocator.allocate_slots(request, num_new_tokens) is not None
-        return self._runs.serve(request, self.step)
+    def _free_ended(self) -> bool:
+        """Free the memory of a request that needs it no more; answer whether there was one."""
+        return False
 
     def _num_seats(self) -> int:
         """Answer how many may be admitted in this step."""

@@ -55,12 +55,11 @@ class StaticScheduler(Scheduler):
         if output.num_refusals > num_refusals:  # no memory: this is the batch
             self._num_to_come = 0
 
-    def _has_room(self, request: Request, num_new_tokens: int) -> bool:
-        while not super()._has_room(request, num_new_tokens):
-            holder = next((done for done in self._done if done in self.running), None)
-            if holder is None:
-                return False
-            self._release(holder)
+    def _free_ended(self) -> bool:
+        holder = next((done for done in self._done if done in self.running), None)
+        if holder is None:
+            return False
+        self._release(holder)
         return True
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:

@@ -114,8 +114,11 @@ class DecodeRuns(Protocol):
         """Answer, in running order, the requests that take or fill memory in *step*."""
         ...
 
-    def serve(self, request: Request, step: int) -> bool:
-        """Do what *step* needs for one request of `touched`; False if there is no room."""
+    def serve(self, requests: Sequence[Request], step: int) -> int:
+        """Do what *step* needs for *requests* of `touched`, in order, as far as there is room.
+
+        Answers for how many of them.
+        """
         ...
 
     def advance(self, step: int) -> None:

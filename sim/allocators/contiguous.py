@@ -272,10 +272,10 @@ class ContiguousAllocator:
         del step
         return []
 
-    def serve(self, request: Request, step: int) -> bool:
-        """See `DecodeRuns.serve`."""
+    def serve(self, requests: Sequence[Request], step: int) -> int:
+        """Answer how many there are (see `DecodeRuns.serve`): all they need is reserved."""
         del step
-        return request in self._extents
+        return len(requests)
 
     def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""

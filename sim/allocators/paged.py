@@ -96,7 +96,6 @@ class PagedAllocator:
                 # Hit blocks that nobody holds leave the free list too: they need room, too.
                 room -= self._num_unheld_hits(request, num_new_computed_tokens)
             if num_needed - num_held > room:
-                self._on_refused(full_sequence_must_fit=full_sequence_must_fit)
                 return None
             if table is None:
                 table = self._hold_hits(request, num_held) if num_held else []
@@ -219,15 +218,21 @@ class PagedAllocator:
         """See `DecodeRuns.touched`."""
         return list(self._ring.at(step))
 
-    def serve(self, request: Request, step: int) -> bool:
+    def serve(self, requests: Sequence[Request], step: int) -> int:
         """See `DecodeRuns.serve`."""
-        table = self._ring.at(step).get(request)
-        if table is not None:
-            if not self._num_free:
-                return False
-            table += self._take(1)
-            self._internal += self._never_written(request, len(table))
-        return True
+        bucket = self._ring.at(step)
+        tables: list[list[int]] = []
+        num_served = 0
+        for request in requests:
+            table = bucket.get(request)
+            if table is not None:
+                if len(tables) == self._num_free:
+                    break
+                tables.append(table)
+                self._internal += self._never_written(request, len(table) + 1)
+            num_served += 1
+        _deal(self._take(len(tables)), tables)
+        return num_served
 
     def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
@@ -334,9 +339,6 @@ class PagedAllocator:
         return []
 
     def _after_grant(self, request: Request, num_tokens: int) -> None:
-        pass
-
-    def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
         pass
 
 

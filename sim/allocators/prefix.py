@@ -13,12 +13,24 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.allocators.base import require_equal
-from sim.allocators.block_cache import BlockCache, Keys, PrefixKeys
+from sim.allocators.block_cache import (
+    NO_KEY,
+    BlockCache,
+    Keys,
+    PrefixKeys,
+    as_array,
+    key_at,
+    place_of,
+)
 from sim.allocators.paged import PagedAllocator
+from sim.allocators.values import Allocation
 from sim.config import CacheConfig, SchedulerConfig
 from sim.kv_pool import NULL_BLOCKS, KVPool
 from sim.request import Request, RequestStatus
 from workloads.record import IntArray
+
+ANY_KEY = -2
+"""Not a key: stands for every one."""
 
 
 class PrefixCachingAllocator(PagedAllocator):
@@ -60,6 +72,9 @@ class PrefixCachingAllocator(PagedAllocator):
         # modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
         self._evictions_matter = False
+        # The key that lets the refused head of the queue find more when it is entered; `NO_KEY` if
+        # nothing does, `ANY_KEY` if it is not known.
+        self._awaited = ANY_KEY
 
     @classmethod
     def from_config(
@@ -97,22 +112,79 @@ class PrefixCachingAllocator(PagedAllocator):
             for request in requests:
                 self._drop_filler(request)
 
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        *,
+        full_sequence_must_fit: bool = False,
+        keep_watermark: bool = False,
+    ) -> Allocation | None:
+        """See `PagedAllocator.allocate_slots`."""
+        is_admission = request not in self._tables
+        allocation = super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            full_sequence_must_fit=full_sequence_must_fit,
+            keep_watermark=keep_watermark,
+        )
+        if is_admission:
+            self._awaited = ANY_KEY
+            if allocation is None:
+                # Without the gate a shorter hit can leave a chunk that needs less room.
+                self._evictions_matter = not full_sequence_must_fit
+                self._awaited = self._key_after(request, num_new_computed_tokens)
+        return allocation
+
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
         if not self._fill_ring and not self._evictions_matter:
             return super().grant(step, max_steps)
-        # A step that enters a key, or evicts one that matters, is the first of a run or in none.
-        size = self.block_size
-        until_fill = min(((phase - step) % size for phase in self._fill_ring), default=max_steps)
-        max_steps = min(max_steps, until_fill or 1)
+        # A step that enters the key awaited, or evicts one that matters, is the first of a run or
+        # in none.
+        if max_steps > 1:
+            max_steps = min(max_steps, self._steps_to_awaited(step, max_steps) or 1)
         if self._evictions_matter:
             num_unhashed = self._num_free - self._num_cached_blocks()
             max_steps = self._ring.steps_within(step, max_steps, num_unhashed) or 1
         granted = super().grant(step, max_steps)
-        if granted and not until_fill:
-            for request in list(self._fill_ring[step % size]):
-                self._after_grant(request, request.offset + step + 1)
+        # When the others are entered makes no difference: nobody looks them up, and nobody can
+        # evict a block that is held.
+        for at in range(step, step + granted):
+            if not self._fill_ring:
+                break
+            self._fill(list(self._fill_ring.get(at % self.block_size, ())), at)
         return granted
+
+    def _fill(self, fillers: list[Request], step: int) -> None:
+        """Enter the blocks that *fillers* fill in *step*."""
+        for request in fillers:
+            self._after_grant(request, request.offset + step + 1)
+
+    def _steps_to_awaited(self, step: int, max_steps: int) -> int:
+        """Answer how many steps from *step* on pass before one enters the key awaited."""
+        size, awaited = self.block_size, self._awaited
+        if awaited == NO_KEY:
+            return max_steps
+        if awaited == ANY_KEY:
+            return min([max_steps, *((phase - step) % size for phase in self._fill_ring)])
+        for fillers in self._fill_ring.values():
+            for request in fillers:
+                place = place_of(self._keys_of(request), awaited)
+                if place >= self._num_keyed.get(request, 0):
+                    filled_at = (place + 1) * size - 1 + self._lag - request.offset
+                    max_steps = min(max_steps, max(0, filled_at - step))
+        return max_steps
+
+    def _key_after(self, request: Request, num_hit_tokens: int) -> int:
+        """Answer the key of the block after the hit of *request*; `NO_KEY` if none is looked up."""
+        size = self.block_size
+        place = num_hit_tokens // size
+        if place >= min((request.num_tokens - 1) // size, self._num_findable(request)):
+            return NO_KEY
+        return key_at(self._keys_of(request), place)
 
     def touched(self, step: int) -> list[Request]:
         """See `DecodeRuns.touched`."""
@@ -120,13 +192,13 @@ class PrefixCachingAllocator(PagedAllocator):
         requests = dict.fromkeys([*super().touched(step), *fillers])
         return sorted(requests, key=lambda request: request.order)
 
-    def serve(self, request: Request, step: int) -> bool:
+    def serve(self, requests: Sequence[Request], step: int) -> int:
         """See `DecodeRuns.serve`."""
-        if not super().serve(request, step):
-            return False
-        if request in self._fill_ring.get(step % self.block_size, ()):
-            self._after_grant(request, request.offset + step + 1)
-        return True
+        num_served = super().serve(requests, step)
+        fillers = self._fill_ring.get(step % self.block_size)
+        if fillers:
+            self._fill([request for request in requests[:num_served] if request in fillers], step)
+        return num_served
 
     def check_integrity(self) -> None:
         """Recount as plain paging does, and the keys and reference counts."""
@@ -205,7 +277,12 @@ class PrefixCachingAllocator(PagedAllocator):
         num_full = min(num_full, num_findable)
         if num_keyed < num_full:
             self._enter(request, self._tables[request], num_keyed, num_full)
-            self.generation += 1
+            if self._awaited == ANY_KEY or (
+                self._awaited != NO_KEY
+                and num_keyed <= place_of(self._keys_of(request), self._awaited) < num_full
+            ):
+                self.generation += 1
+                self._awaited = ANY_KEY
             if num_full == num_findable and request.is_decoding:
                 self._drop_filler(request)
 
@@ -213,7 +290,7 @@ class PrefixCachingAllocator(PagedAllocator):
         """Enter blocks *first* to *end* of its *table* under their keys."""
         self._num_keyed[request] = end
         keys = self._keys_of(request)
-        blocks = np.array(table[first:end])
+        blocks = as_array(table[first:end])
         self._keyed.setdefault(request, []).append(blocks)
         self._cache.reserve(0, self._next_unused)
         self._cache.enter(keys, first, blocks)
@@ -245,6 +322,7 @@ class PrefixCachingAllocator(PagedAllocator):
                 del self._fill_ring[phase]
 
     def _release(self, request: Request, table: list[int]) -> None:
+        self._awaited = ANY_KEY
         size = self.block_size
         num_full = request.num_computed_tokens // size
         if request.status is RequestStatus.PREEMPTED:
@@ -270,10 +348,6 @@ class PrefixCachingAllocator(PagedAllocator):
         self._num_free += num_unheld
         if request.num_computed_tokens == request.final_num_computed_tokens:
             self._keys.pop(request, None)
-
-    def _on_refused(self, *, full_sequence_must_fit: bool) -> None:
-        # Without the gate a shorter hit can leave a chunk that needs less room.
-        self._evictions_matter = not full_sequence_must_fit
 
     def _check_free_list(self, holders: dict[int, int]) -> set[int]:
         self._cache.check_integrity(holders)

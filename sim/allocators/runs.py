@@ -46,10 +46,13 @@ class SingleSteps:
         del step
         return sorted(self._decoding, key=lambda request: request.order)
 
-    def serve(self, request: Request, step: int) -> bool:
+    def serve(self, requests: Sequence[Request], step: int) -> int:
         """See `DecodeRuns.serve`."""
         del step
-        return self._allocator.allocate_slots(request, 1) is not None
+        for num_served, request in enumerate(requests):
+            if self._allocator.allocate_slots(request, 1) is None:
+                return num_served
+        return len(requests)
 
     def advance(self, step: int) -> None:
         """See `DecodeRuns.advance`."""
