@@ -11,7 +11,7 @@ engine decides two steps when a request arrives.
 """
 
 from collections.abc import Callable, Generator
-from math import isqrt
+from math import sqrt
 from typing import Any, Protocol
 
 import simpy
@@ -81,6 +81,8 @@ class Engine:
         self._camera = camera
         self._clients = clients
         self._is_async = scheduler.is_async
+        # What the next step takes if it only decodes, and what each after it takes longer.
+        self._decode_times = (0, 0)
         self._clock = 0  # when the next step starts
         self._call = 0  # when it is decided: then, or, asynchronously, when the one before starts
 
@@ -164,11 +166,12 @@ class Engine:
             return 1
         scheduler = self._scheduler
         num_decodes, context = scheduler.num_decodes, scheduler.decode_context
-        line = self._step_time.decode_line(num_decodes, context)
-        if line.max_context < UNLIMITED:  # the next step on another line is another run
-            num_steps = min(num_steps, (line.max_context - context) // num_decodes + 1)
-        first = line.fixed + line.per_context * context
-        increment = line.per_context * num_decodes
+        fixed, per_context, max_context = self._step_time.decode_line(num_decodes, context)
+        if max_context < UNLIMITED:  # the next step on another line is another run
+            num_steps = min(num_steps, (max_context - context) // num_decodes + 1)
+        first = fixed + per_context * context
+        increment = per_context * num_decodes
+        self._decode_times = first, increment
         if self._camera is not None and self._camera.next_at < NEVER:
             left = self._camera.next_at + 1 - self._clock
             num_steps = min(num_steps, steps_until(left, first, increment))
@@ -189,13 +192,13 @@ class Engine:
         num_steps = output.num_steps
         if not output.num_decodes:
             return StepTimes(0, 0, 1, 0)
-        first, increment = self._decode_times(output.num_decodes, output.decode_context)
+        if num_steps == 1:
+            num_decodes, context = output.num_decodes, output.decode_context
+            fixed, per_context, _ = self._step_time.decode_line(num_decodes, context)
+            time = fixed + per_context * context
+            return StepTimes(time, 0, 1, time)
+        first, increment = self._decode_times  # found when it was asked how many steps
         return StepTimes(first, increment, num_steps, run_ticks(first, increment, num_steps))
-
-    def _decode_times(self, num_decodes: int, decode_context: int) -> tuple[int, int]:
-        """Answer the time of a step that only decodes, and what each step after it lasts longer."""
-        fixed, per_context, _ = self._step_time.decode_line(num_decodes, decode_context)
-        return fixed + per_context * decode_context, per_context * num_decodes
 
 
 def run_ticks(first: int, increment: int, num_steps: int) -> int:
@@ -210,8 +213,11 @@ def steps_until(ticks: int, first: int, increment: int) -> int:
     if not increment:
         return -(-ticks // first)
     # The root of increment / 2 n^2 + (first - increment / 2) n - ticks, then mend the rounding.
-    b = 2 * first - increment
-    n = max(1, (isqrt(b * b + 8 * increment * ticks) - b) // (2 * increment))
+    b = float(2 * first - increment)
+    root = sqrt(b * b + 8.0 * increment * ticks)
+    n = int(4.0 * ticks / (root + b) if b > 0.0 else (root - b) / (2.0 * increment))
     while run_ticks(first, increment, n) < ticks:
         n += 1
+    while run_ticks(first, increment, n - 1) >= ticks:
+        n -= 1
     return n

@@ -5,7 +5,6 @@ Names and definitions are vLLM 0.33.0's where it has them (``v1/metrics/loggers.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
@@ -353,19 +352,17 @@ class Recorder:
                 rows.pack()
 
     def _on_run(self, times: StepTimes, taken: Taken) -> None:
-        first, increment, total = times.first, times.increment, times.total
-        held = internal = cached = 0.0  # by truediv: compiled, ``/`` of integers rounds twice
+        first, increment, total = float(times.first), float(times.increment), float(times.total)
+        held = internal = cached = 0.0
         if taken is not NOTHING_TAKEN:
             j, pairs = taken.held
             on_last_blocks, evicted = taken.internal, taken.cached
-            held = truediv(first * j + increment * pairs, total)
+            held = (first * j + increment * pairs) / total
             if on_last_blocks[0]:
-                slots = first * on_last_blocks[0] + increment * on_last_blocks[1]
-                internal = truediv(slots, total)
+                internal = (first * on_last_blocks[0] + increment * on_last_blocks[1]) / total
             if evicted[0]:
-                cached = truediv(first * evicted[0] + increment * evicted[1], total)
-        first_ps, increment_ps = truediv(first, TICKS_PER_PS), truediv(increment, TICKS_PER_PS)
-        self._runs.add((first_ps, increment_ps, held, internal, cached))
+                cached = (first * evicted[0] + increment * evicted[1]) / total
+        self._runs.add((first / TICKS_PER_PS, increment / TICKS_PER_PS, held, internal, cached))
 
     def _on_rare(self, output: SchedulerOutput) -> None:
         self._rare.add(

@@ -159,8 +159,10 @@ class PagedAllocator:
 
     def grant(self, step: int, max_steps: int) -> int:
         """See `DecodeRuns.grant`."""
-        if max_steps > 1:
-            return self._grant_run(step, max_steps)
+        return self._grant_run(step, max_steps) if max_steps > 1 else self._grant_step(step)
+
+    def _grant_step(self, step: int) -> int:
+        """See `grant`: a single step looks at one bucket."""
         bucket = self._ring.at(step)
         if bucket:
             if len(bucket) > self._num_free:
@@ -179,7 +181,7 @@ class PagedAllocator:
         if num_blocks > self._num_free:
             num_steps = ring.steps_within(step, max_steps, self._num_free)
             if num_steps <= 1:
-                return num_steps and self.grant(step, 1)
+                return self._grant_step(step) if num_steps else 0
             tables, num_blocks, first, second = ring.needs(step, num_steps)
         size = self.block_size
         held = (first * size, second * size)

@@ -19,7 +19,7 @@ from sim.timing.layers import PER_SEQUENCE, Term
 from workloads.record import PS_PER_S, IntArray
 
 
-class PricedCall(NamedTuple):
+class PricedCall:
     """A kernel that a step launches *launches* times.
 
     Attributes:
@@ -30,11 +30,13 @@ class PricedCall(NamedTuple):
         fallback: of sizes that *cost* does not know; None refuses them.
     """
 
-    term: Term
-    name: str
-    launches: int
-    cost: Cost
-    fallback: Cost | None = None
+    __slots__ = ("cost", "fallback", "launches", "name", "term")
+
+    def __init__(
+        self, term: Term, name: str, launches: int, cost: Cost, fallback: Cost | None = None
+    ) -> None:
+        self.term, self.name, self.launches = term, name, launches
+        self.cost, self.fallback = cost, fallback
 
     def time(self, size: float) -> float:
         """Answer the time of all launches in a step of *size* tokens or requests.
