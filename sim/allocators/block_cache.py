@@ -23,6 +23,7 @@ NO_KEY = -1
 # Of no dimension: with a Python integer NumPy takes twice as long to find out what to do.
 _NOBODY = np.array(0)
 _NO_BLOCK = np.array(NO_BLOCK)
+_NO_KEY = np.array(NO_KEY)
 _ONE = np.array(1)
 
 FEW = 8
@@ -138,8 +139,9 @@ class BlockCache:
         # when it comes to the front, when somebody takes the block up again.
         self._entry_of: IntArray = np.empty(0, dtype=np.int64)
         self._num_entries = 0
-        # Private blocks, taken from the end; or (blocks, number of the first), from the front.
-        self._queue: deque[list[int] | tuple[IntArray, int]] = deque()
+        # Private blocks, taken from the end; or blocks and the numbers of their entries, from the
+        # front.
+        self._queue: deque[list[int] | tuple[IntArray, IntArray]] = deque()
         self._look_at_arrays()
 
     def reserve(self, num_keys: int, num_blocks: int) -> None:
@@ -194,7 +196,7 @@ class BlockCache:
         ref_cnt = self._ref_cnt[blocks]
         self._ref_cnt[blocks] = ref_cnt + _ONE
         unheld = blocks[ref_cnt == _NOBODY]
-        self._entry_of[unheld] = NO_KEY
+        self._entry_of[unheld] = _NO_KEY
         self.num_evictable -= len(unheld)
         return len(unheld)
 
@@ -250,11 +252,12 @@ class BlockCache:
         """Count one holder less of *blocks*; queue those without, in order, and answer how many."""
         ref_cnt = self._ref_cnt[blocks] - _ONE
         self._ref_cnt[blocks] = ref_cnt
-        unheld = blocks[ref_cnt == _NOBODY]
+        unheld = blocks[ref_cnt == _NOBODY] if np.count_nonzero(ref_cnt) else blocks
         if len(unheld):
             first, self._num_entries = self._num_entries, self._num_entries + len(unheld)
-            self._entry_of[unheld] = np.arange(first, self._num_entries)
-            self._queue.append((unheld, first))
+            numbers = np.arange(first, self._num_entries)
+            self._entry_of[unheld] = numbers
+            self._queue.append((unheld, numbers))
             self.num_evictable += len(unheld)
         return len(unheld)
 
@@ -269,53 +272,59 @@ class BlockCache:
             missing = num_blocks - len(evicted)
             entry = self._queue[0]
             if isinstance(entry, list):
-                evicted += entry[: -missing - 1 : -1]
+                private = entry[-missing:]
                 del entry[-missing:]
+                private.reverse()
+                evicted += private
                 if not entry:
                     self._queue.popleft()
                 continue
-            blocks, first = entry
+            blocks, numbers = entry
             if missing <= FEW:
-                num_passed, taken = self._next_few(blocks, first, missing)
+                num_passed, taken = self._next_few(blocks, numbers, missing)
             else:
-                num_passed, taken = self._next(blocks, first, missing)
+                num_passed, taken = self._next(blocks, numbers, missing)
             if num_passed == len(blocks):
                 self._queue.popleft()
             else:
-                self._queue[0] = (blocks[num_passed:], first + num_passed)
+                self._queue[0] = (blocks[num_passed:], numbers[num_passed:])
             evicted += taken
             num_keyed += len(taken)
         self.num_evictable -= num_blocks
         return evicted, num_keyed
 
-    def _next(self, blocks: IntArray, first: int, missing: int) -> tuple[int, list[int]]:
-        """Forget the first *missing* of *blocks* whose entries, *first* and on, are valid.
+    def _next(self, blocks: IntArray, numbers: IntArray, missing: int) -> tuple[int, list[int]]:
+        """Forget the first *missing* of *blocks* whose entries, *numbers*, are valid.
 
         Answers how many were passed, stale ones included, and which; fewer if it meets too few.
         """
-        ahead = blocks[: max(missing, WINDOW)]
-        valid = (self._entry_of[ahead] == np.arange(first, first + len(ahead))).nonzero()[0]
-        num_passed = len(ahead)
-        if len(valid) >= missing:
-            valid = valid[:missing]
-            num_passed = int(valid[-1]) + 1
-        taken = ahead[valid]
+        taken = blocks[:missing]
+        num_passed = len(taken)
+        # As bytes: a comparison of arrays takes five times as long, and mostly they are equal.
+        if self._entry_of[taken].tobytes() != numbers[:missing].tobytes():
+            ahead = blocks[: max(missing, WINDOW)]
+            valid = (self._entry_of[ahead] == numbers[: len(ahead)]).nonzero()[0]
+            num_passed = len(ahead)
+            if len(valid) >= missing:
+                valid = valid[:missing]
+                num_passed = int(valid[-1]) + 1
+            taken = ahead[valid]
         keys = self._key_of[taken]
-        self._key_of[taken] = NO_KEY
-        copied = self._has_copies[keys]
-        if np.count_nonzero(copied):
-            self._block_of[keys[~copied]] = NO_BLOCK
+        self._key_of[taken] = _NO_KEY
+        copied = self._has_copies[keys] if self._copies else None
+        if copied is not None and np.count_nonzero(copied):
+            self._block_of[keys[~copied]] = _NO_BLOCK
             for key, block in zip(keys[copied].tolist(), taken[copied].tolist(), strict=True):
                 self._forget_copy(key, block)
         else:
-            self._block_of[keys] = NO_BLOCK
+            self._block_of[keys] = _NO_BLOCK
         return num_passed, taken.tolist()
 
-    def _next_few(self, blocks: IntArray, first: int, missing: int) -> tuple[int, list[int]]:
+    def _next_few(self, blocks: IntArray, numbers: IntArray, missing: int) -> tuple[int, list[int]]:
         """Do as `_next`, in a time that one block does not share with others."""
         entry_at, key_at = self._entry_at, self._key_at
         taken: list[int] = []
-        number = first
+        first = number = int(numbers[0])
         for block in blocks[:WINDOW].tolist():
             if entry_at[block] == number:
                 key = key_at[block]
@@ -355,9 +364,8 @@ class BlockCache:
             if isinstance(entry, list):
                 blocks += reversed(entry)
             else:
-                ahead, first = entry
-                valid = self._entry_of[ahead] == np.arange(first, first + len(ahead))
-                blocks += ahead[valid].tolist()
+                ahead, numbers = entry
+                blocks += ahead[self._entry_of[ahead] == numbers].tolist()
         return blocks
 
     def check_integrity(self, holders: dict[int, int]) -> None:

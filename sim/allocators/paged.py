@@ -168,7 +168,7 @@ class PagedAllocator:
             if len(bucket) > self._num_free:
                 return 0
             _deal(self._take(len(bucket)), bucket.values())
-            self._count_last_blocks(step, step + 1)
+            self._internal += self._last_blocks.pop(step, 0)
         self.taken = NOTHING_TAKEN
         self._live += self._ring.num_requests
         self._step = step + 1
