@@ -1,10 +1,12 @@
 """How long whole commands take, from starting the process to its end.
 
 Run `python -m tests.benchmarks.process`. The console script measured is that of this interpreter's
-environment, or `--kvsim PATH`. A first, uncounted run leaves the byte code compiled.
+environment, or `--kvsim PATH`. A first, uncounted run leaves the byte code compiled, in a folder of
+the benchmark's own: an environment that keeps Python from writing any would be measured instead.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -52,11 +54,14 @@ def _commands(folder: Path) -> dict[str, list[str]]:
 def measure_processes(kvsim: Path, repeats: int) -> Iterator[ProcessTime]:
     """Time each command *repeats* times, every result file written."""
     with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         for name, arguments in _commands(Path(folder)).items():
+            command = [kvsim, *arguments]
             seconds = []
             for _ in range(repeats + 1):
                 start = time.perf_counter()
-                subprocess.run([kvsim, *arguments], check=True, capture_output=True)
+                subprocess.run(command, check=True, capture_output=True, env=environment)
                 seconds.append(time.perf_counter() - start)
             yield ProcessTime(name, seconds[1:])
 
