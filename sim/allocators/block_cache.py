@@ -29,7 +29,7 @@ _ONE = np.array(1)
 FEW = 8
 """Up to so many blocks, going through them is faster than starting operations on arrays."""
 
-WINDOW = 32
+WINDOW = 16
 """Entries of the queue that are looked at together, at least: stale ones may lie between."""
 
 
@@ -203,9 +203,6 @@ class BlockCache:
     def enter(self, keys: list[Keys], first: int, blocks: IntArray) -> None:
         """Give keys to *blocks*, number *first* and on of a request, which is their one holder."""
         end = first + len(blocks)
-        if len(blocks) <= FEW:
-            self._enter_few(keys, first, blocks.tolist())
-            return
         self._ref_cnt[blocks] = _ONE
         for piece_first, piece_end, base in keys:
             start, stop = max(first, piece_first), min(end, piece_end)
@@ -228,7 +225,7 @@ class BlockCache:
             self._has_copies[key] = True
         entries[~there] = blocks[~there]
 
-    def _enter_few(self, keys: list[Keys], first: int, blocks: list[int]) -> None:
+    def enter_few(self, keys: list[Keys], first: int, blocks: list[int]) -> None:
         """Do as `enter`, one by one."""
         place, end = first, first + len(blocks)
         for piece_first, piece_end, base in keys:

@@ -14,6 +14,7 @@ import numpy as np
 
 from sim.allocators.base import require_equal
 from sim.allocators.block_cache import (
+    FEW,
     NO_KEY,
     BlockCache,
     Keys,
@@ -67,7 +68,7 @@ class PrefixCachingAllocator(PagedAllocator):
         self._prefix_keys = PrefixKeys(self.block_size)
         self._keys: dict[Request, list[Keys]] = {}
         self._num_keyed: dict[Request, int] = {}
-        self._keyed: dict[Request, list[IntArray]] = {}  # the first blocks of its table, in parts
+        self._keyed: dict[Request, list[IntArray]] = {}  # `_as_arrays`
         # Decoding requests that enter keys when they fill blocks, or *_lag* steps later: by step
         # modulo block_size.
         self._fill_ring: dict[int, dict[Request, None]] = {}
@@ -290,10 +291,19 @@ class PrefixCachingAllocator(PagedAllocator):
         """Enter blocks *first* to *end* of its *table* under their keys."""
         self._num_keyed[request] = end
         keys = self._keys_of(request)
-        blocks = as_array(table[first:end])
-        self._keyed.setdefault(request, []).append(blocks)
         self._cache.reserve(0, self._next_unused)
-        self._cache.enter(keys, first, blocks)
+        if end - first <= FEW:
+            self._cache.enter_few(keys, first, table[first:end])
+            return
+        self._cache.enter(keys, first, self._as_arrays(request, table, end)[-1][first - end :])
+
+    def _as_arrays(self, request: Request, table: list[int], end: int) -> list[IntArray]:
+        """Answer the blocks before *end* as arrays; what came a few at a time is made one now."""
+        arrays = self._keyed.setdefault(request, [])
+        first = sum(map(len, arrays))
+        if first < end:
+            arrays.append(as_array(table[first:end]))
+        return arrays
 
     def _enter_rest(self, request: Request, table: list[int], end: int) -> None:
         """Enter the blocks before *end* that have no key yet."""
@@ -333,7 +343,7 @@ class PrefixCachingAllocator(PagedAllocator):
                 self._enter_rest(request, table, num_full)
         elif self._lag:  # its last token is known now
             self._enter_rest(request, table, min(num_full, self._num_findable(request)))
-        num_keyed, keyed = self._num_keyed.pop(request, 0), self._keyed.pop(request, [])
+        num_keyed = self._num_keyed.pop(request, 0)
         if num_full < len(table):
             self._returned.append(table[num_full])
         num_unheld = len(table) - num_keyed
@@ -341,6 +351,8 @@ class PrefixCachingAllocator(PagedAllocator):
             self._cache.enter_private(table[num_keyed:num_full])
         self._live -= request.num_computed_tokens - num_keyed * size
         if num_keyed:
+            keyed = self._as_arrays(request, table, num_keyed)
+            del self._keyed[request]
             blocks = np.concatenate(keyed) if len(keyed) > 1 else keyed[0]
             num_freed = self._cache.release(blocks[::-1])
             self._live -= num_freed * size

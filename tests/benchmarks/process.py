@@ -57,7 +57,7 @@ def measure_processes(kvsim: Path, repeats: int) -> Iterator[ProcessTime]:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode")}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         for name, arguments in _commands(Path(folder)).items():
-            command = [kvsim, *arguments]
+            command = [str(kvsim), *arguments]
             seconds = []
             for _ in range(repeats + 1):
                 start = time.perf_counter()
