@@ -413,7 +413,7 @@ def step_time_of(
         priced = PricedCall(call.term, call.op, call.launches, curve)
         chosen = cost(priced)
         if chosen is not None:
-            calls.append(priced._replace(cost=chosen))
+            calls.append(PricedCall(call.term, call.op, call.launches, chosen))
     assert config.scheduler.max_num_seqs is not None, "resolved"
     return KernelStepTime(
         num_layers=model.num_hidden_layers,
