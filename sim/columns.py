@@ -41,7 +41,7 @@ class Rows:
     def _write(self) -> None:
         """Turn the newest rows into bytes."""
         numbers, self._numbers = self._numbers, []
-        self._newest += struct.pack(f"={len(numbers)}{self._typecode}", *numbers)
+        self._newest += struct.pack(f"{len(numbers)}{self._typecode}", *numbers)
 
     def pack(self) -> None:
         """Pack the newest rows, which may be none, into a chunk of their own."""

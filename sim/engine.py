@@ -101,10 +101,13 @@ class Engine:
         clients = self._clients
         max_steps = None if self._single_step else self._max_steps
         was_idle = True
-        while clients.next_arrival < NEVER or scheduler.running or scheduler.waiting:
+        while True:
+            next_arrival = clients.next_arrival
+            if next_arrival == NEVER and not scheduler.running and not scheduler.waiting:
+                return
             if was_idle:
-                self._call = self._clock = max(self._clock, clients.next_arrival)
-            if clients.next_arrival <= self._call:
+                self._call = self._clock = max(self._clock, next_arrival)
+            if next_arrival <= self._call:
                 yield env.timeout(self._call - env.now)
                 self._take_arrivals()
                 if not scheduler.waiting and not scheduler.running:

@@ -135,7 +135,8 @@ def make_requests(trace: Trace, max_model_len: int) -> Iterator[Request]:
         chunk = slice(start, start + CHUNK)
         offsets = trace.segment_offsets[start : start + CHUNK + 1]
         used = slice(offsets[0], offsets[-1])
-        nodes, ends = trace.segment_nodes[used].tolist(), trace.segment_ends[used].tolist()
+        nodes: list[int] = trace.segment_nodes[used].tolist()
+        ends: list[int] = trace.segment_ends[used].tolist()
         firsts = (offsets - offsets[0]).tolist()
         columns = zip(
             trace.request_ids[chunk],

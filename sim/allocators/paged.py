@@ -4,7 +4,8 @@ vLLM 0.33.0 with prefix caching off: ``v1/core/kv_cache_manager.py`` (``allocate
 ``v1/core/block_pool.py`` (``get_new_blocks``, ``free_blocks``); PagedAttention, section 4.2.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sim.allocators.base import Holding, MemoryMap, require_equal
 from sim.allocators.ring import DecodeRing
@@ -167,7 +168,7 @@ class PagedAllocator:
         if bucket:
             if len(bucket) > self._num_free:
                 return 0
-            _deal(self._take(len(bucket)), bucket.values())
+            _deal(self._take(len(bucket)), list(bucket.values()))
             self._internal += self._last_blocks.pop(step, 0)
         self.taken = NOTHING_TAKEN
         self._live += self._ring.num_requests
@@ -344,9 +345,7 @@ class PagedAllocator:
         pass
 
 
-_append: Callable[[list[int], int], None] = list.append
-
-
-def _deal(blocks: Iterable[int], tables: Iterable[list[int]]) -> None:
+def _deal(blocks: list[Any], tables: list[list[Any]]) -> None:  # Any: compiled, int is made anew
     """Append a block to each of *tables*."""
-    any(map(_append, tables, blocks))  # append answers None: this goes through all of them
+    for place, table in enumerate(tables):
+        table.append(blocks[place])

@@ -7,7 +7,6 @@ gap between kernels: vLLM replays CUDA graphs and decides the next step while th
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -65,14 +64,18 @@ _WHAT_HELPS = (
 )
 
 
-class CudaGraphs(NamedTuple):
+class CudaGraphs:
     """Numbers of tokens that CUDA graphs were captured for, ascending.
 
     A step of no more than the last runs as the next of them, padded with tokens that count for
     nothing (vLLM 0.33.0, ``config/compilation.py``). Attention is not padded.
     """
 
-    sizes: tuple[int, ...] = ()
+    __slots__ = ("_last", "sizes")
+
+    def __init__(self, sizes: tuple[int, ...] = ()) -> None:
+        self.sizes = sizes
+        self._last = sizes[-1] if sizes else 0
 
     @classmethod
     def default(cls, max_num_seqs: int) -> "CudaGraphs":
@@ -83,8 +86,9 @@ class CudaGraphs(NamedTuple):
 
     def padded(self, num_tokens: int) -> int:
         """Answer the tokens that a step of *num_tokens* runs as."""
-        place = bisect_left(self.sizes, num_tokens)
-        return self.sizes[place] if place < len(self.sizes) else num_tokens
+        if num_tokens > self._last:
+            return num_tokens
+        return self.sizes[bisect_left(self.sizes, num_tokens)]
 
 
 class KernelStepTime:
