@@ -24,7 +24,7 @@ from sim.simulation import Simulation
 from tests.benchmarks.workloads import REPOSITORY, WORKLOADS, Workload
 from workloads.record import Trace
 
-LEAST_S, ENOUGH_S = 3.0, 60.0
+LEAST_S, ENOUGH_S = 10.0, 60.0
 """A workload is repeated for at least so many seconds, since processors are lent and taken away for
 moments, and not again once the repeats before took so many."""
 
