@@ -178,3 +178,30 @@ def test_runs_of_steps_are_the_naive_steps(variant: Variant, data: st.DataObject
         assert sum(len(step.preempted) for step in steps) == run["num_preempted"]
         assert sum(step.cache[1] for step in steps) == run["prefix_cache_hits"]
     _check_requests(request_table(result.recorder).to_pylist(), naive)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_decode_lets_the_head_in_by_filling_a_block(gate: bool) -> None:
+    """The head is one block short until a running request has filled what both of them have."""
+    answer: list[Segment] = [("a", 4), ("out:r0", 16)]
+    records = [
+        RequestRecord(1, 0, 4, 40, "r0", answer[:1]),
+        RequestRecord(2, 0, 8, 36, "r1", [("b", 8)]),
+        RequestRecord(3, 122 * BASE // 10, 21, 4, "head", [*answer, ("c", 1)]),
+    ]
+    config = make_config(
+        PREFIX,
+        block_size=4,
+        max_model_len=48,
+        num_gpu_blocks_override=13,
+        scheduler_reserve_full_isl=gate,
+    )
+    came = []
+    for single_step in (True, False):
+        simulation = Simulation(config, _trace(records), single_step=single_step)
+        result = simulation.run(simulation.allocator.check_integrity)
+        came.append(request_table(result.recorder).to_pylist())
+        assert result.recorder.totals.num_refusals
+    assert came[0] == came[1]
+    assert came[1][2]["scheduled_step"] == 16  # it came in step 13; blocks are filled in 12 and 16
+    assert came[1][2]["num_cached_tokens"] == 20
