@@ -50,6 +50,8 @@ class PrefixCachingAllocator(PagedAllocator):
         max_model_len: see there.
         watermark: see there.
         async_scheduling: whether it is so.
+        enable_chunked_prefill: without it the head of the queue may be refused for its length, of
+            which an allocator is not told.
     """
 
     enable_caching = True
@@ -61,6 +63,7 @@ class PrefixCachingAllocator(PagedAllocator):
         watermark: float = 0.0,
         *,
         async_scheduling: bool = False,
+        enable_chunked_prefill: bool = True,
     ) -> None:
         super().__init__(pool, max_model_len, watermark)
         self._lag = int(async_scheduling)
@@ -74,8 +77,9 @@ class PrefixCachingAllocator(PagedAllocator):
         self._fill_ring: dict[int, dict[Request, None]] = {}
         self._evictions_matter = False
         # The key that lets the refused head of the queue find more when it is entered; `NO_KEY` if
-        # nothing does, `ANY_KEY` if it is not known.
-        self._awaited = ANY_KEY
+        # nothing does or nobody was refused, `ANY_KEY` if it is not known.
+        self._none_awaited = NO_KEY if enable_chunked_prefill else ANY_KEY
+        self._awaited = self._none_awaited
 
     @classmethod
     def from_config(
@@ -83,8 +87,13 @@ class PrefixCachingAllocator(PagedAllocator):
     ) -> "PrefixCachingAllocator":
         """Build it from the resolved configuration (`sim.allocators.ALLOCATORS`)."""
         del cache  # no setting of its own
-        is_async = scheduler.async_scheduling
-        return cls(pool, max_model_len, scheduler.watermark, async_scheduling=is_async)
+        return cls(
+            pool,
+            max_model_len,
+            scheduler.watermark,
+            async_scheduling=scheduler.async_scheduling,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        )
 
     def find_longest_cache_hit(self, request: Request) -> int:
         """Answer the leading tokens in cached full blocks (see `Allocator`).
@@ -132,7 +141,7 @@ class PrefixCachingAllocator(PagedAllocator):
             keep_watermark=keep_watermark,
         )
         if is_admission:
-            self._awaited = ANY_KEY
+            self._awaited = self._none_awaited
             if allocation is None:
                 # Without the gate a shorter hit can leave a chunk that needs less room.
                 self._evictions_matter = not full_sequence_must_fit
@@ -283,7 +292,7 @@ class PrefixCachingAllocator(PagedAllocator):
                 and num_keyed <= place_of(self._keys_of(request), self._awaited) < num_full
             ):
                 self.generation += 1
-                self._awaited = ANY_KEY
+                self._awaited = self._none_awaited
             if num_full == num_findable and request.is_decoding:
                 self._drop_filler(request)
 
@@ -332,7 +341,7 @@ class PrefixCachingAllocator(PagedAllocator):
                 del self._fill_ring[phase]
 
     def _release(self, request: Request, table: list[int]) -> None:
-        self._awaited = ANY_KEY
+        self._awaited = self._none_awaited
         size = self.block_size
         num_full = request.num_computed_tokens // size
         if request.status is RequestStatus.PREEMPTED:

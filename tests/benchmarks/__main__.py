@@ -148,7 +148,7 @@ def main() -> None:
         for workload in (QUICK if arguments.quick else WORKLOADS)
         if workload.num_requests <= arguments.max_requests
     ]
-    measurements = list(_loops(workloads, arguments.repeats))
+    measurements = list(_loops(workloads, 1 if arguments.quick else arguments.repeats))
     processes = list(_processes(arguments.repeats))
     peers = _race(arguments)
     rows = [

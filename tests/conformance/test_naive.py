@@ -205,3 +205,18 @@ def test_a_decode_lets_the_head_in_by_filling_a_block(gate: bool) -> None:
     assert came[0] == came[1]
     assert came[1][2]["scheduled_step"] == 16  # it came in step 13; blocks are filled in 12 and 16
     assert came[1][2]["num_cached_tokens"] == 20
+
+
+def test_blocks_that_nobody_awaits_end_no_run() -> None:
+    """An answer that a later prompt repeats costs no more rows than one that it does not."""
+    rows = []
+    for said in ("out:r0", "something else"):
+        turn: list[Segment] = [("a", 64), (said, 900), ("b", 10)]
+        records = [
+            RequestRecord(1, 0, 64, 1000, "r0", turn[:1]),
+            RequestRecord(2, 5000 * BASE, 974, 10, "r1", turn),
+        ]
+        config = make_config(PREFIX, block_size=16, max_model_len=2048, num_gpu_blocks_override=300)
+        result = Simulation(config, _trace(records)).run()
+        rows.append(len(step_table(result.recorder)))
+    assert rows[0] == rows[1] < 10
