@@ -143,17 +143,25 @@ def test_scrapes_from_other_threads_see_whole_steps() -> None:
     endpoint = Endpoint()
     scraped: list[Values] = []
     over = threading.Event()
+    num_answers = 0
 
     def scrape() -> None:
         while not over.is_set():
             scraped.append(_values(list(endpoint.collect()), engine="0"))
+
+    def answer() -> None:  # and wait for a scrape now and then: the run may be faster than they
+        nonlocal num_answers
+        num_answers += 1
+        endpoint.answer()
+        while len(scraped) < num_answers // 20:
+            endpoint.answer()
 
     assert list(endpoint.collect()) == []  # before there is a run
     endpoint.attach(simulation.result)
     threads = [threading.Thread(target=scrape) for _ in range(3)]
     for thread in threads:
         thread.start()
-    simulation.run(endpoint.answer)
+    simulation.run(answer)
     endpoint.finish(simulation.allocator.stats())
     over.set()
     for thread in threads:
