@@ -1,6 +1,6 @@
 """The values that an allocator answers with.
 
-Plain classes: named tuples take several times as long to make, and these are made in every step.
+Plain classes: these are made in every step, and a named tuple takes longer, compiled ten times.
 """
 
 from collections.abc import Sequence
